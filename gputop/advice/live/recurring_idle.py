@@ -10,8 +10,9 @@ from itertools import pairwise
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gputop.advice.live.node_view import NodeView, gpus_text
+from gputop.advice.live.node_view import NodeView, gpus_text, waits_for
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Severity
@@ -36,6 +37,7 @@ class ReturningIdle(Verdict, frozen=True, kw_only=True):
     next_in_s: float | None
     other_times: int  # that do not fit the period
     other_s: float
+    in_turn: bool  # one of the GPUs works at any time
 
 
 def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
@@ -47,7 +49,7 @@ def judge_recurring_idle(view: NodeView) -> ReturningIdle | Missing | None:
         return view.not_at_work(recent_s)
     metric = activity[0]
     window = view.window(metric, window_s)
-    left_out = view.gpus_left_out(rule)
+    left_out = view.gpus_left_out(rule) | {i for p in view.processes if waits_for(p) for i in p.gpus}
     since_s = [math.inf] * len(window.values)
     index_of: dict[int, int] = {}
     for gpu in view.warmed_up_gpus:
@@ -87,7 +89,7 @@ def _verdict(view: NodeView, one: RecurringIdle, gpus: tuple[int, ...], metric: 
         # No distance is known better than to half of an interval between samples.
         period_spread_s=None if one.spread_s is None else max(one.spread_s, 0.5 * (sample.interval_s or 0.0)),
         next_in_s=None if one.next_s is None else max(0.0, one.next_s - sample.time_s),
-        other_times=len(one.others), other_s=sum(interval.idle_s for interval in one.others))
+        other_times=len(one.others), other_s=sum(interval.idle_s for interval in one.others), in_turn=one.in_turn)
 
 
 def describe_recurring_idle(v: ReturningIdle) -> Explanation:
@@ -115,14 +117,18 @@ def describe_recurring_idle(v: ReturningIdle) -> Explanation:
     what = "SM activity" if v.metric == "sm_active" else "Utilization"
     step = (f" If your step time is about {_time(v.period_s)}, this idle time recurs in every step."
             if v.period_s is not None and v.period_s < _LONG_STEP_S else "")
+    cause = "Validation, checkpoints, epoch ends, logging, and garbage collection make GPUs wait like this."
+    brief = f"{times} in {last}." if v.period_s is not None else f"{times}, at no regular interval."
+    action = ("Press c: a capture that covers one of these idle periods shows what the host is doing. "
+              "Do that work less often, or in the background while the GPUs run the next steps.")
+    if v.in_turn:
+        cause = brief = "The GPUs are never idle at the same time: they work one after another."
+        action = "Give each GPU a part of every batch, or split the batches so that all stages work at the same time."
     return Explanation(
         title=title,
-        why=f"{what} is {percent(v.activity)} outside of the idle periods. {how} Validation, checkpoints, epoch ends, "
-            f"logging, and garbage collection make GPUs wait like this.{step}",
-        evidence=evidence, unknown="validation, a checkpoint, logging, or garbage collection?",
-        brief=f"{times} in {last}." if v.period_s is not None else f"{times}, at no regular interval.",
-        action="Press c: a capture that covers one of these idle periods shows what the host is doing. "
-               "Do that work less often, or in the background while the GPUs run the next steps.",
+        why=f"{what} is {percent(v.activity)} outside of the idle periods. {how} {cause}{step}",
+        evidence=evidence, unknown="validation, a checkpoint, logging, or garbage collection?" * (not v.in_turn),
+        brief=brief, action=action,
         gain=f"at most {percent(v.idle_ratio)}, the share of idle time; {NO_FIGURE}",
         source="SM activity from GPM or DCGM, otherwise NVML utilization; "
                + source("recurring_idle.share_enter", "recurring_idle.window_s"))
@@ -146,7 +152,8 @@ MIN_USUAL = 0.1  # a GPU that does next to nothing has nothing to be idle from
 MIN_IDLE_S, MIN_IDLE_SAMPLES = 2.0, 3.0  # the longer of the two
 MIN_PERIOD_S = 10.0  # idle time that returns sooner may be the job's step
 _STEP_IDLES = 4.0  # what lasts no longer than this times the idle of a step is the rhythm of the steps
-MOST_IDLE = 0.5  # share of the time: above it the idle is the usual state
+MOST_IDLE = 0.9  # share of the time: above it too little work is seen to tell its usual activity
+MOST_IRREGULAR = 0.5  # the same for idle times without a period: above it the idle is the usual state
 OCCURRENCES = 3
 REGULAR_OCCURRENCES = 4  # two gaps out of three agree by chance too often
 _REGULAR_PART = 0.75  # share of the intervals that have to fit the period
@@ -155,6 +162,7 @@ _CANDIDATES = 6  # newest intervals whose distances are tried as the period
 _TWO_KINDS = 1.8  # lengths that differ by this factor may have different causes
 _TOGETHER = 0.75  # share of the intervals of two GPUs that overlap
 _MIN_SAMPLES = 16
+_IN_TURN = 1.3  # GPUs at work on average, at most, of those that take turns
 _FINEST_S = 0.5  # distance of samples: of more frequent ones some are enough for intervals of seconds
 _SORTED = 200  # readings at least that the usual activity is taken from, if there are more
 _OVERDUE_PERIODS = 1.6  # periods since the last interval, after which it no longer returns
@@ -186,6 +194,7 @@ class RecurringIdle(Struct, frozen=True):
     period_s: float | None = None
     spread_s: float | None = None
     next_s: float | None = None
+    in_turn: bool = False  # one of them works at any time
 
     @property
     def share(self) -> float:
@@ -227,8 +236,9 @@ def recurring_idle(times_s: Sequence[float], values: Sequence[Sequence[float]], 
                            max(since_s[gpu] for gpu in gpus), interval_s) if len(gpus) > 1 else None
         returning = _recurring(gpus, joint or seen[gpus[0]], times_s[-1],
                            sum(seen[gpu].usual for gpu in gpus) / len(gpus))
-        if returning is not None:
-            out.append(returning)
+        if returning is not None and (returning.period_s is not None or returning.share <= MOST_IRREGULAR):
+            in_turn = joint is None and 1 < len(gpus) <= _IN_TURN / (1.0 - returning.share)
+            out.append(replace(returning, in_turn=in_turn))
     out.sort(key=lambda one: -one.share * len(one.gpus))
     return out, max((len(one.intervals) for one in seen.values()), default=0)
 
@@ -245,8 +255,8 @@ def _intervals(times_s: Sequence[float], values: Sequence[float], since_s: float
     if len(values) < _MIN_SAMPLES or min(values) > BELOW * max(values):
         return None
     ordered = sorted(values[::1 + len(values) // _SORTED])
-    # With less than half of the readings idle the upper quarter begins at a usual one.
-    first_busy = bisect_left(ordered, 0.5 * ordered[3 * len(ordered) // 4])
+    # With less than nine tenths of the readings idle the upper twentieth begins at a usual one.
+    first_busy = bisect_left(ordered, 0.5 * ordered[19 * len(ordered) // 20])
     usual = ordered[(first_busy + len(ordered)) // 2]
     if usual < MIN_USUAL:
         return None

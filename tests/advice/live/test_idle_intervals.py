@@ -147,7 +147,9 @@ def test_too_few_stopped_most_of_the_time_and_the_next_one() -> None:
     assert len(three.intervals) == 3 and three.period_s is None, "two equal distances are chance"
     (stopped,) = found([s for s in PLAIN if s[0] < 400])
     assert stopped.period_s is None and stopped.next_s is None
-    assert found(every(60.0, 36.0, random.Random(5))) == []
+    assert found(every(60.0, 36.0, random.Random(5))) and found(every(60.0, 58.5, random.Random(5))) == []
+    rare = [(at, at + 60) for at in (20.0, 85.0, 152.0, 230.0, 300.0, 420.0, 482.0)]
+    assert found(rare) == [], "without a period most of the time is no pause"
     (often,) = found(every(60.0, 27.0, random.Random(5)))
     assert often.share == pytest.approx(0.45, abs=0.05)
     assert found(PLAIN, idle=0.2) == [] and len(found(PLAIN, idle=0.05)) == 1

@@ -67,6 +67,15 @@ def test_only_coarse_utilization_only_some_gpus_and_waiting_meanwhile() -> None:
     assert seen.gpus == (0,)
 
 
+def test_gpus_that_are_idle_most_of_the_time_and_those_that_work_in_turn() -> None:
+    seen = verdict(alike(pauses(60, 40)), 800, "recurring_idle")
+    assert seen.gpus == ALL and seen.idle_ratio == pytest.approx(0.6, abs=0.01) and not seen.in_turn
+    turns = Scene({gpu: pauses(60, 40, first_s=20.0 * gpu) for gpu in ALL}, gpus=len(ALL))
+    assert verdict(turns, 800, "recurring_idle").in_turn
+    server = Job(command="python -m vllm.entrypoints.openai.api_server")
+    assert verdict(alike(pauses(60, 40), jobs=[server]), 800, "recurring_idle") is None, "it waits for requests"
+
+
 def test_what_comes_irregularly_is_left_to_the_rules_that_know_a_cause() -> None:
     rng, begins = random.Random(2), [130.0]
     while begins[-1] < 800:
