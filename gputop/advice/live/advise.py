@@ -76,8 +76,9 @@ def live_limit(view: NodeView) -> str | None:
     """
     if view.found(*_HIDE_LIMIT) or not view.sample.gpus:
         return None
+    nothing = f"No {'other ' * view.found()}problem found so far."
     return (_ended(view) or _fallen(view) or _not_judged(view)
-            or " ".join(filter(None, ("No problem found so far.", _what_bounds(view), _divided(view)))))
+            or " ".join(filter(None, (nothing, _what_bounds(view), _divided(view)))))
 
 
 def _ended(view: NodeView) -> str | None:

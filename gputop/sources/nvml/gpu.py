@@ -107,8 +107,9 @@ class NvmlGpu(WithGpm):
         if gpm is None or not gpm.supports(PCIE):  # last: one of its methods blocks for 40 ms
             readings.update(self._pcie_traffic().read())
         state, message = OK, ""
-        if all(readings[metric].value is None for metric in _ESSENTIAL_METRICS):
-            reason = readings[_ESSENTIAL_METRICS[0]].reason or ""
+        reason = readings[_ESSENTIAL_METRICS[0]].reason or ""
+        if all(readings[metric].value is None for metric in _ESSENTIAL_METRICS) and any(
+                not (readings[metric].reason or "").startswith(status.UNSUPPORTED) for metric in _ESSENTIAL_METRICS):
             state, message = FAILED, status.unreadable_message(reason, self.info.index)
         return GpuSample(self.info, readings, processes, processes_reason, events, events_reason, state, message)
 

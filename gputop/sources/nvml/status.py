@@ -46,11 +46,12 @@ REFUSED = frozenset((NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, VGPU_ECC_
 # mean that nothing is new.
 FIELD_VALUE_REFUSED = REFUSED | {NOT_FOUND}
 
+UNSUPPORTED = "not supported by this GPU"  # by all its calls, as on Jetson: no fault
 # What nvml.h says about each code, as the reason of a missing reading.
 _REASONS = {
     UNINITIALIZED: "the driver library was shut down",
     INVALID_ARGUMENT: "the driver does not know the requested value",
-    NOT_SUPPORTED: "not supported by this GPU",
+    NOT_SUPPORTED: UNSUPPORTED,
     NO_PERMISSION: "no permission: run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
     5: "the driver reports that it was initialized twice",
     NOT_FOUND: "nothing found",
