@@ -124,6 +124,8 @@ def _not_judged(view: NodeView) -> str | None:
         return f"Not checked: the activity of {gpus_text(unseen)} is unknown ({reason})."
     if len(unused := view.without_process(window_s)[0]) == len(view.whole_gpus):
         return f"{gpus_text(unused)} idle for {window_s:.0f} s, and no process is listed there."
+    if not view.warmed_up_gpus and not view.processes:
+        return f"No compute process is listed on {gpus_text(view.whole_gpus)}."
     if not view.warmed_up_gpus:
         return f"No findings yet: gputop has seen the job for less than {limit('idle_gpu.age_s'):.0f} s."
     return None

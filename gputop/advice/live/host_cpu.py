@@ -68,8 +68,8 @@ def judge_host_cpu_saturated(view: NodeView) -> HostCpuSaturated | Missing | Non
     if of_limit is not None and bound <= of_limit[0] <= limit(f"{_RULE}.limit_beyond"):
         return verdict("container", gpus, of_limit=of_limit[0], cores=of_limit[1])
     threads = [(p, thread) for p in held if (thread := _one_thread(view, p, window_s, waiting[p.pid])) is not None]
-    # Where other programs fill cores too, the job's need not be among them.
-    if threads and view.full_cores(window_s) <= view.limit(_RULE, "most_cores_", min(gpus)) * len(threads):
+    least, most = (view.limit(_RULE, name, min(gpus)) * len(threads) for name in ("thread_", "most_cores_"))
+    if threads and least <= view.full_cores(window_s) <= most:  # else other programs fill cores, too
         return verdict("thread", _union(waiting, (p for p, _ in threads)), process=threads[0][0],
                        others=len(threads) - 1, **threads[0][1])
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gputop.core.samples import GpuSample
-from tests.advice.live.scene import START_S, Job, Scene, after, ids
+from tests.advice.live.scene import START_S, Job, Scene, after, ids, only
 from tests.records import replace
 
 
@@ -18,6 +18,9 @@ def test_what_bounds_a_healthy_job() -> None:
         return after(Scene(dict.fromkeys(range(8), 0.9), other=other), 200).limit
 
     assert "slowed down by the power limit" in limit_text(power_w=699.0, sm_clock_hz=1.6e9)
+    one = after(Scene(dict.fromkeys(range(8), 0.9), change=only(3, power_w=699.0, sm_clock_hz=1.1e9)), 200)
+    assert one.limit == ("No other problem found so far. GPUs 0-7 are compute bound (SM 90%, tensor 41%, DRAM 32%, "
+                         "power 57-100% of the limit, SM clock 56-100% of the maximum).")
     assert "limited by memory bandwidth" in limit_text(dram_active=0.7, tensor_active=0.2)
     assert "are busy (SM 90%" in limit_text(tensor_active=0.2)
     assert "are partly busy and not at any limit (SM 70%" in after(Scene(dict.fromkeys(range(8), 0.7)), 200).limit

@@ -8,7 +8,7 @@ import pytest
 
 from gputop.core.findings import Finding, Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, GpuInfo, GpuSample, XidEvent
-from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, only, play
+from tests.advice.live.scene import START_S, Scene, abstained, after, get, ids, only, play, verdict
 from tests.records import replace
 
 
@@ -39,6 +39,17 @@ def test_a_short_silence_is_no_error_and_no_answer_at_all_is_one() -> None:
     assert shown == list(range(59, 70))  # 10 s after the last answer, at 49
     assert get(advice[-1], "hardware_error").evidence["silent_s"] == 20.0
     assert "hardware_error" in ids(after(Scene(change=sick(NOT_RESPONDING, 0)), 30))
+
+
+def test_each_state_has_its_own_fix() -> None:
+    def change(gpu: GpuSample, t: float) -> GpuSample:
+        states = {2: (LOST, "GPU 2 is lost: no answer. Reboot."), 3: (NOT_RESPONDING, "GPU 3 does not respond: ."),
+                  4: (LOST, "GPU 4 needs a reset: no calls. Reset it.")}
+        state, message = states.get(gpu.info.index, ("", ""))
+        return GpuSample(gpu.info, {}, state=state, message=message, processes_reason="gone") if state else gpu
+
+    faults = {fault.what: fault.gpus for fault in verdict(Scene(change=change), 30, "hardware_error").faults}
+    assert faults == {"is lost": (2,), "is not responding": (3,), "is unusable until a reset": (4,)}
 
 
 def with_xids(events: Mapping[int, tuple[tuple[float, int], ...]]) -> Scene:

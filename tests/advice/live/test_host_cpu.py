@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, play, two
+from tests.advice.live.scene import Job, Scene, abstained, after, get, ids, play, two, verdict
 
 WAITING = dict.fromkeys(range(8), 0.4)
 
@@ -51,6 +51,18 @@ def test_what_the_jobs_control_group_grants(cores: float, throttled: float, foun
         assert finding.evidence["cpu_of_limit_ratio"] == pytest.approx(cores / 8)
         assert finding.evidence.get("cpu_throttled_ratio") == (pytest.approx(throttled) if throttled else None)
         assert ("CPUThrottlingHigh" in finding.source) == bool(throttled)
+
+
+def test_what_holds_up_each_rank_of_a_job_is_told_of_all_of_them() -> None:
+    def ranks(cores: float, **more: float) -> list[Job]:
+        return [Job(100 + gpu, (gpu,), f"python train.py --rank={gpu}", cores=cores, **more) for gpu in range(4)]
+
+    of_group = verdict(Scene(WAITING, cpu=0.2, jobs=ranks(0.3, granted_cores=2.0, throttled=0.6)), 200,
+                       "host_cpu_saturated")
+    assert (of_group.limited_by, of_group.gpus) == ("quota", (0, 1, 2, 3))
+    of_threads = verdict(Scene(WAITING, util=0.5, jobs=ranks(1.0), full_cores=4.0), 200, "host_cpu_saturated")
+    assert (of_threads.limited_by, of_threads.gpus, of_threads.others) == ("thread", (0, 1, 2, 3), 3)
+    assert verdict(Scene(WAITING, util=0.5, jobs=ranks(1.0), full_cores=2.0), 200, "host_cpu_saturated") is None
 
 
 def test_the_throttling_near_its_threshold_does_not_come_and_go() -> None:

@@ -80,6 +80,10 @@ def test_a_link_with_half_of_its_lanes() -> None:
     assert "highest PCIe generation" in abstained(after(scene, 70))["pcie_link_degraded"]
 
 
+def test_a_link_that_was_seen_for_seconds_is_not_judged() -> None:
+    assert "not yet seen" in abstained(after(Scene(other=HALF), 40))["pcie_link_degraded"]
+
+
 @pytest.mark.parametrize(("share", "found"), [(0.89, True), (0.91, False)])
 def test_how_much_slower(share: float, found: bool) -> None:
     full = 32e9 * 128 / 130 / 8 * 16

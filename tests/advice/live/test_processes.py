@@ -9,7 +9,7 @@ import pytest
 from gputop.advice.live.advise import live_advice
 from gputop.advice.live.node_view import same_job
 from gputop.core.findings import Advice
-from gputop.core.samples import NodeSample, ProcessSample
+from gputop.core.samples import GpuProcess, GpuSample, NodeSample, ProcessSample
 from gputop.telemetry.history import History
 from tests.advice.live.scene import START_S, Job, Level, Scene, abstained, after, get, ids, play, read, verdict
 from tests.records import replace
@@ -100,6 +100,33 @@ def test_a_gpu_at_work_without_a_listed_process_is_not_free() -> None:
     assert get(advice, "unused_gpu").gpus == (7,)
     alone = after(Scene({6: 0.9}, jobs=()), 150)
     assert "the processes on GPU 6" in abstained(alone)["idle_gpu"]
+
+
+def test_a_gpu_that_only_draws_runs_no_job() -> None:
+    def draws(gpu: GpuSample, t: float) -> GpuSample:
+        screen = GpuProcess(9, "G", None, read("memory_used_bytes", 1e9), read("sm_active", None))
+        return replace(gpu, processes=(screen,))
+
+    desktop = after(Scene({0: 0.03}, jobs=(), gpus=1, change=draws), 200)
+    assert ids(desktop) == [] and desktop.limit == "No compute process is listed on GPU 0."
+    assert "lists no process" not in abstained(desktop)["idle_gpu"]
+
+
+def test_ranks_that_wait_for_another_one_and_those_of_another_pid_namespace() -> None:
+    jobs = [Job(100 + gpu, (gpu,), f"python train.py --rank={gpu}", since_s=-300) for gpu in range(4)]
+    seen = verdict(Scene({1: 0.0, 2: 0.0, 3: 0.0}, jobs=jobs, gpus=4), 300, "idle_gpu")
+    assert seen.gpus == (1, 2, 3) and seen.busy_gpus == (0,)
+    unseen = [replace(job, command=None, reason="not in this PID namespace") for job in jobs]
+    advice = after(Scene(dict.fromkeys(range(4), 0.0), jobs=unseen, gpus=4), 300)
+    assert not get(advice, "idle_gpu").snippet, "their PIDs mean other processes here"
+
+
+def test_gpus_of_different_models_are_not_compared() -> None:
+    def models(gpu: GpuSample, t: float) -> GpuSample:
+        return replace(gpu, info=replace(gpu.info, name="L4")) if gpu.info.index == 0 else gpu
+
+    assert "gpu0_oversubscribed" in ids(after(busy_first(0.95, 0.35), 100))
+    assert "of one model" in abstained(after(busy_first(0.95, 0.35, change=models), 100))["gpu0_oversubscribed"]
 
 
 def test_servers_and_notebooks_that_do_nothing_wait_and_are_not_stuck() -> None:
