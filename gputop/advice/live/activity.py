@@ -300,19 +300,17 @@ def describe_low_sm_active(v: LowSmActive) -> Explanation:
         brief, unknown = "Kernels are always running but fill few SMs", "small kernels, a small batch, or NCCL?"
     if v.gpu_util is not None:
         evidence["gpu_util_ratio"] = v.gpu_util
+    full, blocked, also = round(v.full_cores), round(v.blocked_cores), list[str]()
     if v.busier_peers:
-        how += (f" {gpus_text(v.busier_peers)} of the same job {'is' if len(v.busier_peers) == 1 else 'are'} busier "
-                "and may delay the others.")
-        brief += f"; {gpus_text(v.busier_peers)} {'is' if len(v.busier_peers) == 1 else 'are'} busier"
+        also.append(f"{gpus_text(v.busier_peers)} of the same job {'is' if len(v.busier_peers) == 1 else 'are'} busier "
+                    "and may delay the others")
     if v.full_cores >= 1:
         evidence["full_cpu_cores"] = v.full_cores
-        how += f" {counted(round(v.full_cores), 'CPU core')} {'are' if round(v.full_cores) != 1 else 'is'} fully busy."
-        brief += f"; {counted(round(v.full_cores), 'CPU core')} full"
+        also.append(f"{counted(full, 'CPU core')} {'are' if full != 1 else 'is'} fully busy")
     if v.blocked_cores >= 1:
         evidence["blocked_cpu_cores"] = v.blocked_cores
-        waits = f"{counted(round(v.blocked_cores), 'CPU core')} {'wait' if round(v.blocked_cores) != 1 else 'waits'}"
-        how += f" {waits} for storage."
-        brief += f"; {waits} for storage"
+        also.append(f"{counted(blocked, 'CPU core')} {'wait' if blocked != 1 else 'waits'} for storage")
+    how, brief = "".join((how, *(f" {one}." for one in also))), "; ".join((brief, *also))
     if v.fall is not None:
         evidence |= {"before_ratio": v.fall.best, "lasts_s": v.fall.lasts_s}
         how += (f" Until {v.fall.lasts_s / 60:.0f} min ago, the same job sustained {percent(v.fall.best)} for several "

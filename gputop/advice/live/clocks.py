@@ -27,7 +27,7 @@ _HELD: Mapping[str, tuple[str, str, str]] = {
         "hardware slowdown", "The GPU protects itself from a peak of power, a weak power supply, or heat",
         "Have the power cables and the cooling of this GPU checked. If the slowdown persists after a reboot, have the "
         "board examined."),
-    _SETTING: ("clock setting", "Somebody has set a lower clock", "Unless it is intended, reset the clocks."),
+    _SETTING: ("clock setting", "A setting of the driver limits the clock", "Unless it is intended, reset the clocks."),
 }
 
 

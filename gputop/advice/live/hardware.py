@@ -16,6 +16,7 @@ from gputop.core.xid import APPLICATION, DRIVER, HARDWARE, UNKNOWN, Xid, explain
 
 _SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 _DMESG = "sudo dmesg | grep -i xid"
+_REMAPPER = "nvidia-smi -q -d ROW_REMAPPER"
 _OFF_BUS = 79  # such a GPU answers to nothing: this outranks its other faults, whose cure is a reset
 _KILLED = 45  # the consequence of an earlier Xid, or of somebody ending the program
 _NVML = "NVML return codes 15 (GPU is lost) and 16 (reset required); gputop's own deadline for a driver call"
@@ -70,11 +71,6 @@ def describe_hardware_error(v: HardwareError) -> Explanation:
         gain=NO_TIME, source=worst.source)
 
 
-def _begun(message: str) -> str:
-    """A message as a sentence; a name that it begins with stays as it is."""
-    return f"T{message[1:]}" if message.startswith("the ") else message
-
-
 def _unknown(gpus: Sequence[GpuSample]) -> Missing | None:
     """Abstain where neither faults nor error counts can be read."""
     seen = [g for g in gpus if g.state == OK]
@@ -99,9 +95,9 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
         cause, _, fix = gpus[0].message.partition(". ")  # the cause, then what to do
         yield _Fault(
             "high", _indices(gpus), f"{'is' if len(gpus) == 1 else 'are'} {what}",
-            _begun(cause) or f"NVML reports the state {gpus[0].state!r}.", f"{fix.rstrip('.')}." if fix else
-            "Stop the jobs on that GPU, and find the Xid in the kernel log before you use the GPU again.", evidence,
-            _NVML)
+            cause[:1].upper() + cause[1:] or f"NVML reports the state {gpus[0].state!r}.",
+            f"{fix.rstrip('.') or 'Stop the jobs on it, and find the Xid in the kernel log before you use it again'}.",
+            evidence, _NVML)
 
 
 def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
@@ -143,34 +139,31 @@ def _xid_severity(meaning: Xid) -> Severity:
 
 # -- memory ---------------------------------------------------------------------------------------
 
-# By metric: severity, what follows "GPU 3", the reason, the action, and whether that is to reset them.
-_ROWS: Mapping[str, tuple[Severity, str, str, str, bool]] = {
+# By metric: severity, what follows "GPU 3", the reason, the action, whether that is to reset them, what shows it.
+_COUNTS: Mapping[str, tuple[Severity, str, str, str, bool, str]] = {
     "row_remap_failed": (
         "high", "could not replace a bad row of device memory",
         "Row remapping failed because the memory bank has no spare rows left, or the replacement did not work.",
-        "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this failure.", False),
+        "Take the GPU out of service and have the board examined: NVIDIA replaces boards for this failure.", False,
+        _REMAPPER),
     "row_remap_pending": (
         "medium", "will replace a bad row of device memory at the next reset",
         "Row remapping is pending: until the reset, the bad row stays in use or its page is retired.",
-        "Reset the GPU when the job is done.", True),
+        "Reset the GPU when the job is done.", True, _REMAPPER),
+    "ecc_uncorrected": (
+        "high", "had memory errors that ECC could not correct",
+        "Uncorrectable ECC errors since the driver was loaded: {}. A job that uses such memory fails.",
+        "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the board "
+        "examined.", True, code("hardware_error", "ecc") or _DMESG),
 }
 
 
 def _memory(gpus: Sequence[GpuSample]) -> Iterable[_Fault]:
-    for metric, (severity, what, why, action, reset) in _ROWS.items():
-        if sick := [g for g in gpus if g[metric].value]:
-            yield _Fault(severity, _indices(sick), what, why, action, {f"{metric}_count": float(len(sick))}, _ECC,
-                         "nvidia-smi -q -d ROW_REMAPPER", reset)
-    lossy = [g for g in gpus if (g["ecc_uncorrected"].value or 0) >= limit("hardware_error.ecc")]
-    if lossy:
-        errors = sum(g["ecc_uncorrected"].value or 0 for g in lossy)
-        yield _Fault(
-            "high", _indices(lossy), "had memory errors that ECC could not correct",
-            f"{errors:.0f} uncorrectable ECC error{'s' if errors > 1 else ''} since the driver was loaded. A job that "
-            "uses such memory fails.",
-            "Reset the GPU when no job needs it, so that bad rows are replaced. If the count rises again, have the "
-            "board examined.", {"ecc_uncorrected_count": float(errors)}, _ECC, code("hardware_error", "ecc") or _DMESG,
-            reset=True)
+    for metric, (severity, what, why, action, reset, snippet) in _COUNTS.items():
+        if sick := [g for g in gpus if (g[metric].value or 0) >= limit("hardware_error.ecc")]:
+            count = sum(g[metric].value or 0 for g in sick)
+            yield _Fault(severity, _indices(sick), what, why.format(f"{count:.0f}"), action,
+                         {f"{metric}_count": float(count)}, _ECC, snippet, reset)
 
 
 def _indices(gpus: Iterable[GpuSample]) -> tuple[int, ...]:

@@ -32,8 +32,25 @@ _RESERVES = {
 }
 
 
-def _held_gpus(view: NodeView) -> Iterable[GpuSample]:
-    return {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values()
+class _Memory(Struct, frozen=True):
+    """The memory of a GPU over a window: mean, capacity, and from the smallest to the largest reading."""
+
+    used: float
+    total: float
+    span: float
+
+
+def _memory(view: NodeView, gpus: Iterable[GpuSample], window_s: float) -> Iterable[tuple[GpuSample, _Memory]]:
+    """The GPUs of which it is known."""
+    for gpu in gpus:
+        total, used = gpu["memory_total_bytes"].value, view.mean(gpu, "memory_used_bytes", window_s)
+        if used is not None and total:
+            yield gpu, _Memory(used, total, view.span(gpu, "memory_used_bytes", window_s) or 0.0)
+
+
+def _held(view: NodeView, window_s: float) -> list[tuple[GpuSample, _Memory]]:
+    """Those that processes compute on."""
+    return [*_memory(view, {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values(), window_s)]
 
 
 class UnlistedMemory(Verdict, frozen=True, kw_only=True):
@@ -50,17 +67,16 @@ def judge_unlisted_memory(view: NodeView) -> UnlistedMemory | Missing | None:
     held: tuple[dict[int, float], dict[int, float]] = {}, {}  # by processes that have ended, and by nobody
     pids: set[int] = set()
     judged = False
-    for gpu in view.whole_gpus:
-        used, total = view.mean(gpu, "memory_used_bytes", window_s), gpu["memory_total_bytes"].value
+    for gpu, memory in _memory(view, view.whole_gpus, window_s):
         activity, index = view.activity(gpu, window_s), gpu.info.index
-        if used is None or not total or activity is None:
+        if activity is None:
             continue
         judged = True
         here = [p for p in view.sample.processes if index in p.gpus]
         nobody = all(p.reason in (ENDED, ZOMBIE) for p in here) if here else index in alone and not gpu.processes
         idle = activity[1] <= view.limit("unused_gpu", "", index)
-        if nobody and idle and used >= limit(f"{rule}.ratio") * total:
-            held[not here][index] = used
+        if nobody and idle and memory.used >= limit(f"{rule}.ratio") * memory.total:
+            held[not here][index] = memory.used
             pids |= {p.pid for p in here}
     gpus = held[0] or held[1]
     if not gpus:
@@ -125,16 +141,14 @@ def describe_host_memory_low(v: HostMemoryLow) -> Explanation:
         source=source("host_memory_low.free_enter"))
 
 
-class _Tight(Struct, frozen=True):
+class MemoryPressure(Verdict, frozen=True, kw_only=True):
+    """``gpu`` is the tightest."""
+
+    window_s: float
     gpu: int
     free: float  # share of all memory
     processes: int
     span_bytes: float  # between the largest and the smallest reading
-
-
-class MemoryPressure(Verdict, frozen=True, kw_only=True):
-    window_s: float
-    tightest: _Tight
 
 
 def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
@@ -142,51 +156,37 @@ def judge_memory_pressure(view: NodeView) -> MemoryPressure | Missing | None:
 
     That is all that live figures can show: what one process holds may be its allocator's reserve.
     """
-    window_s = view.seconds("memory_pressure.window_s")
-    tight: list[_Tight] = []
-    judged, reserves = False, []
-    for gpu in _held_gpus(view):
-        total, used = gpu["memory_total_bytes"].value, view.mean(gpu, "memory_used_bytes", window_s)
-        if used is None or not total:
-            continue
-        tight_gpu = _tight(view, gpu, used, total, window_s)
-        if tight_gpu is not None:
-            tight.append(tight_gpu)
-        elif used >= limit("memory_pressure.full") * total:
+    rule, window_s = "memory_pressure", view.seconds("memory_pressure.window_s")
+    held = _held(view, window_s)
+    tight: dict[int, tuple[float, int, float]] = {}
+    reserves = []
+    for gpu, memory in held:
+        index, processes = gpu.info.index, sum(gpu.info.index in p.gpus for p in view.processes)
+        free = memory.total - memory.used - (gpu["memory_reserved_bytes"].value or 0.0)
+        moves = index in view.shown(rule) or memory.span >= limit("memory_pressure.moved") * memory.total
+        if processes > 1 and moves and free <= view.limit(rule, "free_", index) * memory.total:
+            tight[index] = max(0.0, free) / memory.total, processes, memory.span
+        elif memory.used >= limit("memory_pressure.full") * memory.total:
             reserves.append(gpu)
-            continue
-        judged = True
-    if not tight:
-        if reserves:
-            return Missing(f"the allocator's peak on {gpus_text(reserves)}, because memory in use may merely be "
-                           "reserved; a capture shows the peak")
-        return None if judged else Missing(f"{window_s:.0f} s of used and total memory of a GPU in use")
-    return MemoryPressure(gpus=tuple(sorted(t.gpu for t in tight)), severity="medium", window_s=window_s,
-                          tightest=min(tight, key=lambda t: t.free))
-
-
-def _tight(view: NodeView, gpu: GpuSample, used: float, total: float, window_s: float) -> _Tight | None:
-    rule, index = "memory_pressure", gpu.info.index
-    held = sum(index in p.gpus for p in view.processes)
-    free = total - used - (gpu["memory_reserved_bytes"].value or 0.0)
-    if held < 2 or free > view.limit(rule, "free_", index) * total:
-        return None
-    span = view.span(gpu, "memory_used_bytes", window_s) or 0.0
-    if index not in view.shown(rule) and span < limit("memory_pressure.moved") * total:
-        return None
-    return _Tight(index, max(0.0, free) / total, held, span)
+    if tight:
+        gpu_index, (free, processes, span) = min(tight.items(), key=lambda one: one[1])
+        return MemoryPressure(gpus=tuple(sorted(tight)), severity="medium", window_s=window_s, gpu=gpu_index, free=free,
+                              processes=processes, span_bytes=span)
+    if reserves:
+        return Missing(f"the allocator's peak on {gpus_text(reserves)}, because memory in use may merely be reserved; "
+                       "a capture shows the peak")
+    return None if held else Missing(f"{window_s:.0f} s of used and total memory of a GPU in use")
 
 
 def describe_memory_pressure(v: MemoryPressure) -> Explanation:
-    tight = v.tightest
     return Explanation(
         title=f"{gpus_text(v.gpus)}: processes compete for the remaining memory",
-        why=f"{tight.processes} processes hold GPU {tight.gpu}. Only {percent(tight.free)} of the GPU memory was free "
+        why=f"{v.processes} processes hold GPU {v.gpu}. Only {percent(v.free)} of the GPU memory was free "
             f"over the last {v.window_s:.0f} s, while the memory in use kept changing. The next process that needs "
             "more memory will fail with an out-of-memory error.",
-        evidence={"window_s": v.window_s, "free_of_total_ratio": tight.free,
-                  "processes_count": float(tight.processes), "memory_span_bytes": tight.span_bytes},
-        brief=f"{tight.processes} processes share GPU {tight.gpu}, with only {percent(tight.free)} of its memory free.",
+        evidence={"window_s": v.window_s, "free_of_total_ratio": v.free,
+                  "processes_count": float(v.processes), "memory_span_bytes": v.span_bytes},
+        brief=f"{v.processes} processes share GPU {v.gpu}, with only {percent(v.free)} of its memory free.",
         action="Give each process its own GPU, or a memory limit that leaves room for the others.",
         snippet=code_for(v.framework, "memory_pressure", "share-"),
         gain=NO_TIME,
@@ -201,19 +201,11 @@ class MemoryPreallocated(Verdict, frozen=True, kw_only=True):
 def judge_memory_preallocated(view: NodeView) -> MemoryPreallocated | Missing | None:
     """Nearly all memory is held and does not move: reserved at start, whatever the job needs."""
     rule, window_s = "memory_preallocated", view.seconds("window_s")
-    pressed = view.gpus_left_out(rule)
-    reserved: dict[int, float] = {}
-    judged = False
-    for gpu in _held_gpus(view):
-        index, total = gpu.info.index, gpu["memory_total_bytes"].value
-        mean, span = view.mean(gpu, "memory_used_bytes", window_s), view.span(gpu, "memory_used_bytes", window_s)
-        if mean is None or span is None or not total:
-            continue
-        judged = True
-        flat = span / total <= limit("memory_preallocated.flat")
-        if index not in pressed and flat and mean / total >= view.limit(rule, "", index):
-            reserved[index] = mean / total
-    if not judged:
+    pressed, held = view.gpus_left_out(rule), _held(view, window_s)
+    reserved = {index: memory.used / memory.total for gpu, memory in held if (index := gpu.info.index) not in pressed
+                and memory.span <= limit("memory_preallocated.flat") * memory.total
+                and memory.used >= view.limit(rule, "", index) * memory.total}
+    if not held:
         return Missing(f"{window_s:.0f} s of used and total memory of a GPU in use")
     if not reserved:
         return None

@@ -294,14 +294,10 @@ class NodeView:
 
     def host_mean(self, value: Callable[[HostHistoryPoint], float | None], seconds: float) -> float | None:
         """Mean of a figure of the host over the window; None where too little of it was seen."""
-        points = [(point.time_s, v) for point in self.host(seconds) if (v := value(point)) is not None]
-        if len(points) < limit("min_readings"):
-            return None
-        seen_s = (points[-1][0] - points[0][0]) * len(points) / (len(points) - 1)
-        late_s = self.sample.time_s - points[-1][0]
-        if seen_s < limit("coverage") * seconds or late_s > (1 - limit("coverage")) * seconds:
-            return None
-        return sum(v for _, v in points) / len(points)
+        points = self.host(seconds)
+        readings = [math.nan if (v := value(point)) is None else v for point in points]
+        (mean,) = _window([point.time_s for point in points], [readings], seconds, self.sample.time_s).mean
+        return None if mean != mean else mean
 
     def not_at_work(self, seconds: float) -> Missing:
         """Abstention because no GPU could be judged by how it works."""
