@@ -134,6 +134,12 @@ class GpuSample(Struct, frozen=True):
             return None
         return sum(bit for bit, name in CLOCK_EVENTS.items() if name in self.clock_event_reasons)
 
+    @property
+    def trouble(self) -> str:
+        """State of the GPU without its number: the message, after the name of the state unless it says the state."""
+        message = self.message.removeprefix(f"GPU {self.info.label} ")
+        return message if message != self.message else f"{self.state}: {message}".rstrip(": ")
+
     def __getitem__(self, metric_id: str) -> Reading:
         reading = self.readings.get(metric_id)
         if reading is not None:

@@ -228,8 +228,7 @@ def _gpu_row(g: GpuSample) -> str:
     which_gpu = f"{g.info.name} {g.info.uuid} {g.info.pci_bus_id}"
     label = f'<td title="{esc(which_gpu)}"><b>{esc(g.info.label)}</b></td>'
     if g.state != OK:
-        problem = esc(f"{g.state}: {g.message}")
-        return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{problem}</td></tr>'
+        return f'<tr>{label}<td class="bad wrap" colspan="{len(_CELLS) + 2}">{esc(g.trouble)}</td></tr>'
     cells = _figure(g.activity()[1], gpu_columns.activity_text(g))
     for _, metric, limit in _CELLS:
         cells += _pair(g[metric], g[limit]) if limit and g[metric].value is not None else _figure(g[metric])

@@ -210,7 +210,7 @@ def _gpu_lines(sample: NodeSample) -> Iterator[str]:
     yield line(column.heading_in("text") for column in columns) + "  name"
     for g in sample.gpus:
         if g.state != OK:
-            yield f"{g.info.label:<4}{printable(g.state)}: {printable(g.message)}"
+            yield f"{g.info.label:<4}{printable(g.trouble)}"
             continue
         held = "".join(f" [{printable(reason)}]" for reason in clock_limits(g))
         cells = (g.info.label if column.draw == "label" else column.figure_of(g, "text")[0] for column in columns)

@@ -14,17 +14,8 @@ from typing import TypeVar
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import (
-    SLICE_S,
-    Fall,
-    NodeView,
-    falls,
-    gpus_text,
-    is_inference_server,
-    same_job,
-    stacks_command,
-    wait_for,
-)
+from gputop.advice.live.jobs import is_inference_server, same_job, stacks_command, wait_for
+from gputop.advice.live.node_view import SLICE_S, Fall, NodeView, falls, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.samples import GpuSample, ProcessSample

@@ -87,11 +87,11 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
     for gpu in view.sample.gpus:
         if gpu.state == LOST:
             sick.setdefault("unusable until a reset" if "needs a reset" in gpu.message else "lost", []).append(gpu)
-        elif gpu.state == NOT_RESPONDING and _silent_s(view, gpu) is not None:
+        elif gpu.state == NOT_RESPONDING and _silent_s(view, gpu) >= limit("hardware_error.silent_s"):
             sick.setdefault("not responding", []).append(gpu)
     for what, gpus in sorted(sick.items()):
         evidence = {"lost_count": float(len(gpus))} if gpus[0].state == LOST else {
-            "not_responding_count": float(len(gpus)), "silent_s": max(_silent_s(view, gpu) or 0.0 for gpu in gpus)}
+            "not_responding_count": float(len(gpus)), "silent_s": max(_silent_s(view, gpu) for gpu in gpus)}
         cause, _, fix = gpus[0].message.partition(". ")  # the cause, then what to do
         yield _Fault(
             "high", _indices(gpus), f"{'is' if len(gpus) == 1 else 'are'} {what}",
@@ -100,14 +100,11 @@ def _gone(view: NodeView) -> Iterable[_Fault]:
             evidence, _NVML)
 
 
-def _silent_s(view: NodeView, gpu: GpuSample) -> float | None:
-    """Seconds for which the GPU has been silent; None while that is short."""
+def _silent_s(view: NodeView, gpu: GpuSample) -> float:
+    """Seconds for which the GPU has been silent."""
     last_s = view.history.last_ok_s(gpu.info.uuid)
     since_s = last_s if last_s is not None else view.history.oldest_s
-    if since_s is None:
-        return None
-    silent_s = view.sample.time_s - since_s
-    return silent_s if silent_s >= limit("hardware_error.silent_s") else None
+    return 0.0 if since_s is None else view.sample.time_s - since_s
 
 
 # -- Xids -----------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text, name_of, same_of
+from gputop.advice.live.jobs import name_of, same_of
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.samples import CgroupSample, ProcessSample

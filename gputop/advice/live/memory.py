@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import NodeView, gpus_text, name_of
+from gputop.advice.live.jobs import name_of
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_TIME, Explanation, Missing, Verdict
 from gputop.core.samples import ENDED, ZOMBIE, GpuSample
@@ -49,7 +50,7 @@ def _memory(view: NodeView, gpus: Iterable[GpuSample], window_s: float) -> Itera
 
 
 def _held(view: NodeView, window_s: float) -> list[tuple[GpuSample, _Memory]]:
-    """Those that processes compute on."""
+    """GPUs that processes compute on."""
     return [*_memory(view, {g.info.index: g for p in view.processes for g in view.compute_gpus(p)}.values(), window_s)]
 
 

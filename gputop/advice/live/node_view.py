@@ -4,7 +4,6 @@ already."""
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,11 +14,10 @@ from msgspec import Struct
 from gputop.advice.registry import limit, rule_of
 from gputop.advice.verdict import Missing
 from gputop.core.findings import Finding, Severity
-from gputop.core.samples import ENDED, OK, ZOMBIE, GpuSample, HostProcess, NodeSample, ProcessSample
+from gputop.core.samples import ENDED, OK, ZOMBIE, GpuSample, NodeSample, ProcessSample
 from gputop.ranks.model import RasReport
 from gputop.telemetry.history import History, HostHistoryPoint, Series
-from gputop.text.commands import program_name
-from gputop.text.units import counted, ranges
+from gputop.text.units import ranges
 
 NO_PROCESS = "a compute process that holds a GPU: start the job, or run gputop on the node where the job is running"
 NO_PROCESS_WATCHED = "a compute process on the watched GPUs: omit --gpus to see all GPUs of the node"
@@ -29,11 +27,6 @@ _LONGEST = {"sm_active": "recurring_idle.window_s", "tensor_active": "tensor_idl
 
 # Servers that hold a GPU for others to share, not jobs.
 _SERVICES = ("nvidia-cuda-mps", "nvidia-persistenced", "nv-hostengine", "dcgm")
-# What starts the ranks of inference servers: vLLM, SGLang, Triton, TensorRT-LLM, TGI, LMDeploy.
-_INFERENCE_SERVERS = re.compile(
-    r"\b(?:vllm|sglang|tritonserver|trtllm|tensorrt_llm|text[-_]generation|lmdeploy)\b", re.I)
-_NOTEBOOKS = re.compile(r"\b(?:ipykernel|ipykernel_launcher|jupyter|jupyter-lab|colab_kernel_launcher)\b")
-_RANK = re.compile(r"(rank[=\s]+)\d+", re.I)  # --local-rank=3, and the like
 
 
 class Window(Struct, frozen=True):
@@ -263,7 +256,8 @@ class NodeView:
     def warmed_up_gpus(self) -> list[GpuSample]:
         """The whole GPUs whose job is past its start-up, and those on which no process is listed: from
         inside a container those of others cannot be seen."""
-        return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s") and not only_graphics(g)]
+        return [g for g in self.whole_gpus if self.age_on_s(g) >= limit("idle_gpu.age_s")
+                and (not g.processes or any("C" in process.kind for process in g.processes))]  # else it only draws
 
     def age_on_s(self, gpu: GpuSample) -> float:
         """Lower bound of the age of the oldest process on this GPU; infinite where none is listed."""
@@ -340,75 +334,12 @@ class NodeView:
         return Missing(NO_PROCESS if self.complete else NO_PROCESS_WATCHED)
 
 
-def only_graphics(gpu: GpuSample) -> bool:
-    """Return whether programs draw with this GPU and none computes on it."""
-    return bool(gpu.processes) and not any("C" in process.kind for process in gpu.processes)
-
-
-def of_one_model(gpus: Iterable[GpuSample]) -> bool:
-    """Return whether these GPUs take the same time for the same work."""
-    return len({gpu.info.name for gpu in gpus}) == 1
-
-
-def is_inference_server(process: ProcessSample) -> bool:
-    """Return whether its command names one, whose ranks wait for requests, some of them in a collective."""
-    return _INFERENCE_SERVERS.search(process.command or "") is not None
-
-
-def waits_for(process: ProcessSample) -> str:
-    """Cause for which a process that does nothing may well wait, by its command; empty where it should be at work."""
-    if is_inference_server(process):
-        return "requests"
-    return "its user" if _NOTEBOOKS.search(process.command or "") else ""
-
-
-def same_job(a: ProcessSample, b: ProcessSample, complete: bool = True) -> bool:
-    """Return whether two processes belong to one job: parent and child, ranks, workers of one program.
-
-    Ranks run one command, but for numbers, as one user, on different GPUs; where not all GPUs
-    are watched (not ``complete``) they may differ on the others. The same command, but for an option that
-    gives the rank, is taken for one job also on the same GPU.
-    """
-    if a.parent_pid == b.pid or b.parent_pid == a.pid:
-        return True
-    if a.user != b.user or a.command is None or b.command is None:
-        return False
-    if a.parent_pid is not None and a.parent_pid == b.parent_pid and "multiprocessing" in a.command:
-        return True
-    if _RANK.sub(r"\1#", a.command) == _RANK.sub(r"\1#", b.command):
-        return True
-    return _pattern(a.command) == _pattern(b.command) and (not complete or set(a.gpus) != set(b.gpus))
-
-
-def _pattern(command: str) -> str:
-    return re.sub(r"\d+", "#", command)
-
-
 # -- words --------------------------------------------------------------------------------------
 
 def gpus_text(gpus: Iterable[GpuSample | int]) -> str:
     """ "GPU 3", "GPUs 0-2, 5"."""
     indices = {g if isinstance(g, int) else g.info.index for g in gpus}
     return ("GPU " if len(indices) == 1 else "GPUs ") + ranges(indices, ", ")
-
-
-def name_of(process: ProcessSample | HostProcess) -> str:
-    """A short name: the script or program, with the pid."""
-    return f"{program_name(process.command or 'process')} (pid {process.pid})"
-
-
-def wait_for(busy: Sequence[int]) -> str:
-    return f"may be waiting for {gpus_text(busy)} of the same job, which {'is' if len(busy) == 1 else 'are'} busy."
-
-
-def stacks_command(processes: Iterable[ProcessSample], most: int = 8) -> str:
-    """The command for the stacks of these processes, of those that are known where gputop runs; "" for none."""
-    pids = [str(p.local_pid or p.pid) for p in processes if p.command is not None]
-    return f"gputop stacks {' '.join(pids[:most])}" if pids else ""
-
-
-def same_of(others: int) -> str:
-    return f" The same applies to {counted(others, 'other process', 'es')}." if others else ""
 
 
 # -- falls of the SM activity of a job from a level that it held for minutes ---------------------

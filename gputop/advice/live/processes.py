@@ -5,18 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gputop.advice.fix_code import code, code_for
-from gputop.advice.live.node_view import (
-    NodeView,
-    gpus_text,
-    is_inference_server,
-    name_of,
-    of_one_model,
-    same_job,
-    same_of,
-    stacks_command,
-    wait_for,
-    waits_for,
-)
+from gputop.advice.live.jobs import is_inference_server, name_of, same_job, same_of, stacks_command, wait_for, waits_for
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.findings import Severity, severity_of
@@ -65,7 +55,9 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
         busy = [mean for i, mean in means.items() if i not in idle]
         if idle and busy and max(busy) >= limit("idle_gpu.peer_busy"):
             partly.append(_Holder(process, idle, sum(busy) / len(busy), len(means)))
-        elif idle and not busy and len(means) == len(gpus) and _long_idle(view, gpus):
+        elif idle and not busy and len(means) == len(gpus) and all(
+                (a := view.activity(g, view.seconds("idle_gpu.all_window_s"))) is not None
+                and a[1] <= view.limit("idle_gpu", "", g.info.index) for g in gpus):
             wholly.append(_Holder(process, idle, None, len(means)))
     if partly:
         worst = max(partly, key=lambda holder: len(holder.idle) / holder.held)
@@ -89,12 +81,6 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
 
 def _all_idle(holders: list[_Holder]) -> tuple[int, ...]:
     return tuple(sorted({index for holder in holders for index in holder.idle}))
-
-
-def _long_idle(view: NodeView, gpus: list[GpuSample]) -> bool:
-    """Return whether none of these GPUs did anything over the longer window."""
-    activities = [(g.info.index, view.activity(g, view.seconds("idle_gpu.all_window_s"))) for g in gpus]
-    return all(a is not None and a[1] <= view.limit("idle_gpu", "", i) for i, a in activities)
 
 
 def describe_idle_gpu(v: IdleGpu) -> Explanation:
@@ -255,7 +241,8 @@ class Gpu0Oversubscribed(Verdict, frozen=True, kw_only=True):
 
 def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | None:
     """The first GPU of a process works clearly more than the others, which wait for it."""
-    processes = [p for p in view.processes if len(gpus := view.compute_gpus(p)) > 1 and of_one_model(gpus)]
+    processes = [p for p in view.processes if len(gpus := view.compute_gpus(p)) > 1
+                 and len({gpu.info.name for gpu in gpus}) == 1]  # others differ for the same work
     if not processes:
         return Missing(f"a process that holds several {'' if view.complete else 'of the watched '}GPUs of one model")
     # Where GPUs before them are not watched, the first of these need not be the first of the process.
@@ -269,7 +256,12 @@ def judge_gpu0_oversubscribed(view: NodeView) -> Gpu0Oversubscribed | Missing | 
         for metric in ("sm_active", "gpu_util"):
             uneven = _uneven(view, gpus, metric)
             if uneven:
-                return _oversubscribed(view, process, gpus, *uneven, metric)
+                first, peers, share = uneven
+                even, (index, *others) = (first + (len(gpus) - 1) * peers) / len(gpus), (g.info.index for g in gpus)
+                return Gpu0Oversubscribed(
+                    gpus=(index,), severity=severity_of(1 - even / first), window_s=view.seconds("window_s"),
+                    process=process, peers=tuple(others), metric=metric, first_activity=first, peers_activity=peers,
+                    slices=share, complete=view.complete)
             if uneven is not None and metric == "sm_active":
                 judged = True
                 break
@@ -301,16 +293,6 @@ def _uneven(view: NodeView, gpus: list[GpuSample], metric: str) -> tuple[float, 
     if share < view.limit(rule, "slices_", index):
         return ()
     return sum(firsts) / len(firsts), sum(others) / len(others), share
-
-
-def _oversubscribed(view: NodeView, process: ProcessSample, gpus: list[GpuSample], first: float, peers: float,
-                    share: float, metric: str) -> Gpu0Oversubscribed:
-    even = (first + (len(gpus) - 1) * peers) / len(gpus)
-    index, *others = (gpu.info.index for gpu in gpus)
-    return Gpu0Oversubscribed(
-        gpus=(index,), severity=severity_of(1 - even / first), window_s=view.seconds("window_s"), process=process,
-        peers=tuple(others), metric=metric, first_activity=first, peers_activity=peers, slices=share,
-        complete=view.complete)
 
 
 def describe_gpu0_oversubscribed(v: Gpu0Oversubscribed) -> Explanation:

@@ -9,15 +9,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gputop.advice.live.node_view import (
-    NodeView,
-    gpus_text,
-    is_inference_server,
-    name_of,
-    of_one_model,
-    same_job,
-    stacks_command,
-)
+from gputop.advice.live.jobs import is_inference_server, name_of, same_job, stacks_command
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import Explanation, Missing, Verdict
 from gputop.core.samples import GpuSample, ProcessSample
@@ -41,7 +34,7 @@ def judge_collective_hang(view: NodeView) -> CollectiveHang | Missing | None:
     if report is None:  # nothing looks like a hang: NCCL is not asked
         return None
     if report.first is None or report.last is None:
-        return Missing(report.problem)
+        return Missing(f"an answer from NCCL: {report.problem}")
     absence = find_absence(report.first, report.last)
     unchanged_s = report.last.time_s - report.first.time_s
     if absence is None or unchanged_s < limit("collective_hang.unchanged_s"):
@@ -190,7 +183,7 @@ def _jobs(view: NodeView) -> list[list[GpuSample]]:
             job.append(process)
     held = [{gpu.info.index: gpu for process in job for gpu in view.compute_gpus(process)} for job in jobs]
     return [list(gpus.values()) for job, gpus in zip(jobs, held, strict=True)
-            if len(gpus) >= limit("slow_rank.ranks") and of_one_model(gpus.values())
+            if len(gpus) >= limit("slow_rank.ranks") and len({gpu.info.name for gpu in gpus.values()}) == 1
             and not any(map(is_inference_server, job))
             and not any(other is not gpus and gpus.keys() & other.keys() for other in held)]
 

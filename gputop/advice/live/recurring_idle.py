@@ -12,7 +12,8 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.advice.live.node_view import NodeView, gpus_text, waits_for
+from gputop.advice.live.jobs import waits_for
+from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
 from gputop.core.findings import HIGH_SHARE, MEDIUM_SHARE, Severity

@@ -111,10 +111,7 @@ def figures_of(gpu: GpuSample, metric: str, fields: Mapping[str, Field]) -> dict
     # A MIG instance stands under its GPU, and "0:1" begins a column further left than " 0".
     label = f" {gpu.info.label}" if gpu.info.mig is None else gpu.info.label
     if gpu.state != OK:
-        message = gpu.message.removeprefix(f"GPU {gpu.info.label} ")
-        if message == gpu.message:  # else it says the state itself
-            message = f"{gpu.state}: {message}" if message else gpu.state
-        return {"gpu": (label, BAD), "message": (printable(message), BAD)}
+        return {"gpu": (label, BAD), "message": (printable(gpu.trouble), BAD)}
     out = {column.id: styled(column.figure_of(gpu, "screen")) for column in _FIGURES if column.id in fields}
     out["gpu"] = (label, BOLD if gpu.info.mig is None else PLAIN)
     if "bar" in fields:

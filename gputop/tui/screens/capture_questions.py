@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.screen import ModalScreen
 
-from gputop.advice.live.node_view import name_of
+from gputop.advice.live.jobs import name_of
 from gputop.core.errors import GputopError
 from gputop.core.samples import ProcessSample
 from gputop.launch.serve import examine, what_it_does

@@ -65,7 +65,7 @@ def gpu_text(gpu: samples.GpuSample, width: int = 100) -> Text:
     out = sheet.out
     out.append(f"{printable(gpu.info.name)}\n", BOLD)
     if gpu.message:
-        out.append(f"{gpu.state}: {printable(gpu.message)}\n", BAD)
+        out.append(f"{printable(gpu.trouble)}\n", BAD)
     out.append("\n")
     sheet.line("UUID", gpu.info.uuid)
     sheet.line("PCI bus", gpu.info.pci_bus_id, "" if gpu.info.numa_node is None else f"NUMA node {gpu.info.numa_node}")

@@ -39,7 +39,7 @@ def test_ordinary_states_are_no_hang_and_without_an_answer_it_says_why() -> None
     for ranks in (None, report(span_s=59.0), report(last=moving), report(even)):
         assert "spinning" in ids(stuck(ranks)) and "collective_hang" not in ids(stuck(ranks))
     advice = stuck(RasReport(problem="nothing listens"))  # without an answer it says why
-    assert abstained(advice)["collective_hang"] == "nothing listens" and "spinning" in ids(advice)
+    assert abstained(advice)["collective_hang"].endswith("nothing listens") and "spinning" in ids(advice)
 
 
 def test_a_rank_of_another_node_is_looked_at_there_and_one_without_a_name_is_counted() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from gputop.advice.live.advise import live_advice
-from gputop.advice.live.node_view import same_job
+from gputop.advice.live.jobs import same_job
 from gputop.core.findings import Advice
 from gputop.core.samples import GpuProcess, GpuSample, NodeSample, ProcessSample
 from gputop.telemetry.history import History
