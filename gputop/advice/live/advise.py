@@ -64,6 +64,7 @@ def _outcome(rule: Rule, view: NodeView) -> Finding | Abstained | None:
 
 # Time is lost, or how the GPUs work is not known.
 _HIDE_LIMIT = tuple(rule.id for rule in LIVE_RULES if rule.hides_limit)
+_COSTS_TIME = tuple(rule.id for rule in LIVE_RULES if rule.costs_time)
 _CLOCK = "sm_clock_hz"
 _SLICES = 3  # before and after, at least: a pause that is shorter is ordinary
 
@@ -76,7 +77,7 @@ def live_limit(view: NodeView) -> str | None:
     """
     if view.found(*_HIDE_LIMIT) or not view.sample.gpus:
         return None
-    nothing = f"No {'other ' * view.found()}problem found so far."
+    nothing = f"No {'other ' * view.found(*_COSTS_TIME)}problem found so far."
     return (_ended(view) or _fallen(view) or _not_judged(view)
             or " ".join(filter(None, (nothing, _what_bounds(view), _divided(view)))))
 

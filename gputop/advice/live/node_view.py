@@ -108,8 +108,8 @@ class NodeView:
         self._found.append((finding.id, frozenset(indices)))
 
     def found(self, *finding_ids: str) -> bool:
-        """Return whether an earlier rule found one of these on this sample, or anything where none is named."""
-        return any(not finding_ids or finding_id in finding_ids for finding_id, _ in self._found)
+        """Return whether an earlier rule found one of these on this sample."""
+        return any(finding_id in finding_ids for finding_id, _ in self._found)
 
     def gpus_explained_by(self, *finding_ids: str) -> frozenset[int]:
         """The GPUs whose state one of these findings, made before on this sample, accounts for."""

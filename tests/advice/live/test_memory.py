@@ -67,7 +67,7 @@ def test_memory_of_an_idle_gpu_that_no_process_holds() -> None:
     assert ids(advice) == ["unlisted_memory"]  # and not that it is unused
     finding = get(advice, "unlisted_memory")
     assert (finding.gpus, finding.severity) == ((3,), "low") and "another container" in finding.brief
-    assert finding.title.startswith("GPU 3: 52.2G of memory in use") and "No other problem found" in advice.limit
+    assert finding.title.startswith("GPU 3: 52.2G of memory in use") and "No problem found" in advice.limit
     ended = Job(200, [3], command="", memory=0.7 * TOTAL, reason=ENDED)
     left = get(after(Scene({3: 0.0}, jobs=[Job(gpus=range(3)), ended], gpus=5, change=only(4, **HELD)), 150),
                "unlisted_memory")
