@@ -177,11 +177,10 @@ def _bound(view: NodeView, gpus: list[GpuSample]) -> str:
         means = [mean for gpu in gpus if (mean := view.mean(gpu, metric, view.seconds("window_s"))) is not None]
         return sum(means) / len(means) if means else math.nan
 
-    indices = {gpu.info.index for gpu in gpus}
-    if indices <= view.gpus_explained_by("dram_bound"):
-        return "limited by memory bandwidth"
-    if indices <= view.gpus_explained_by("power_capped"):
-        return "slowed down by the power limit"
+    bounds = {"dram_bound": "limited by memory bandwidth", "power_capped": "slowed down by the power limit"}
+    for rule, bound in bounds.items():
+        if {gpu.info.index for gpu in gpus} <= view.gpus_explained_by(rule):
+            return bound
     if mean("sm_active") < limit("live_limit.work"):
         return "partly busy and not at any limit"
     return "compute bound" if mean("tensor_active") >= limit("live_limit.tensor") else "busy"
@@ -189,7 +188,5 @@ def _bound(view: NodeView, gpus: list[GpuSample]) -> str:
 
 def _span(values: Sequence[float]) -> str:
     """The mean, or lowest and highest where they differ."""
-    ordered = sorted(values)
-    if ordered[-1] - ordered[0] > 0.1:
-        return f"{100 * ordered[0]:.0f}-{percent(ordered[-1])}"
-    return percent(sum(ordered) / len(ordered))
+    least, most = min(values), max(values)
+    return f"{100 * least:.0f}-{percent(most)}" if most - least > 0.1 else percent(sum(values) / len(values))

@@ -17,7 +17,7 @@ from gputop.text.units import percent
 POWER_REASONS = ("power cap",)
 THERMAL_REASONS = ("thermal", "hw thermal")
 SLOWDOWN_REASONS = (*THERMAL_REASONS, "hw slowdown")  # the last one can have other causes than heat
-_SETTING = "application clocks"
+_SETTING, _HIGH = "application clocks", "thermal_throttled.high_"
 # Of each other reason of the driver, the gravest first: its name in a title, the cause, and what to do.
 _HELD: Mapping[str, tuple[str, str, str]] = {
     "power brake": (
@@ -75,10 +75,6 @@ def _held(clocks: Sequence[Clock], window_s: float, high: float, medium: float, 
         severity="high" if worst.clock <= high else "medium" if worst.clock <= medium else "low")
 
 
-def _high(view: NodeView, rule: str) -> float:
-    return limit(f"thermal_throttled.high_{'leave' if view.was_shown_as(rule, 'high') else 'enter'}")
-
-
 def judge_thermal_throttled(view: NodeView) -> ClocksHeld | Missing | None:
     """Clocks held down by heat."""
     rule, window_s = "thermal_throttled", view.seconds("thermal_throttled.window_s")
@@ -89,7 +85,7 @@ def judge_thermal_throttled(view: NodeView) -> ClocksHeld | Missing | None:
         return None if judged else Missing(
             f"{window_s:.0f} s of the SM clock, its maximum, and either the clock event reasons or the core "
             "temperature and its slowdown limit")
-    return _held(hot, window_s, _high(view, rule), medium=1.0)
+    return _held(hot, window_s, view.level(rule, _HIGH, "high"), medium=1.0)
 
 
 def _heat(view: NodeView, gpu: GpuSample, window_s: float) -> Clock | None:
@@ -159,7 +155,7 @@ def judge_clocks_limited(view: NodeView) -> ClocksHeld | Missing | None:
     for reason in _HELD:
         if reason in held:
             fault = reason != _SETTING
-            return _held(held[reason], window_s, fault * _high(view, rule), float(fault), reason)
+            return _held(held[reason], window_s, fault * view.level(rule, _HIGH, "high"), float(fault), reason)
     return None if judged else Missing(f"{window_s:.0f} s of the SM clock, its maximum, and clock event reasons")
 
 

@@ -9,7 +9,7 @@ from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.jobs import name_of, same_of
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
-from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict
+from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
 from gputop.core.samples import CgroupSample, ProcessSample
 from gputop.text.units import percent, ranges
 
@@ -143,29 +143,20 @@ def _one_thread(view: NodeView, process: ProcessSample, window_s: float,
 
 def describe_host_cpu_saturated(v: HostCpuSaturated) -> Explanation:
     evidence = {"window_s": v.window_s, "cpu_ratio": v.cpu, "gpu_activity_ratio": v.least_active}
-    cores, of_limit = v.cores or 0.0, v.of_limit or 0.0
     if v.limited_by == "thread" and v.process is not None:
         return _thread_full(v, v.process, evidence)
-    if v.limited_by == "node":
-        if v.cores is not None:
-            evidence["cpu_cores"] = v.cores
-        return _full(v, evidence, f"the node's {f'{cores:.0f} ' if v.cores is not None else ''}CPU cores were "
-                                  f"{percent(v.cpu)} busy")
-    evidence["cpu_limit_cores"] = cores
-    if v.of_limit is not None:
-        evidence["cpu_of_limit_ratio"] = v.of_limit
-    if v.limited_by == "container" or v.group is None:
-        return _full(v, evidence, f"the {cores:g} CPU cores that the container or cpuset allows were "
-                                  f"{percent(of_limit)} busy")
-    granted = f"the {cores:g} CPU cores that the control group {v.group.name} allows"
-    if v.throttled is None:
-        return _full(v, evidence, f"{granted} were {percent(of_limit)} busy")
-    evidence["cpu_throttled_ratio"] = v.throttled
-    return _full(v, evidence, f"{granted} were used up in {percent(v.throttled)} of the scheduler's periods, and all "
-                              "threads stopped until the next period", "CPU quota used up")
-
-
-def _full(v: HostCpuSaturated, evidence: dict[str, float], what: str, title: str = "CPU full") -> Explanation:
+    node, title = v.limited_by == "node", "CPU full"
+    evidence |= known({"cpu_cores" if node else "cpu_limit_cores": v.cores, "cpu_of_limit_ratio": v.of_limit,
+                       "cpu_throttled_ratio": v.throttled})
+    cores = f"{'' if v.cores is None else f'{v.cores:g} '}CPU cores"
+    who = "container or cpuset" if v.group is None else f"control group {v.group.name}"
+    what = f"the node's {cores}" if node else f"the {cores} that the {who} allows"
+    if v.throttled is None or node:
+        what += f" were {percent(v.cpu if node else v.of_limit or 0.0)} busy"
+    else:
+        title = "CPU quota used up"
+        what += (f" were used up in {percent(v.throttled)} of the scheduler's periods, and all threads stopped until "
+                 "the next period")
     return Explanation(
         title=f"{title} while {gpus_text(v.gpus)} {'waits' if len(v.gpus) == 1 else 'wait'}",
         why=f"Over the last {v.window_s:.0f} s, {what}. The least active GPU was active for only "

@@ -14,7 +14,6 @@ from gputop.advice.fix_code import code, code_for
 from gputop.advice.live.node_view import NodeView, gpus_text
 from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_FIGURE, Explanation, Missing, Verdict, known
-from gputop.core.findings import Severity
 from gputop.core.samples import PORT_ACTIVE, AdapterSample, GpuSample
 from gputop.sources.nvml.traffic import link_bytes_per_s
 from gputop.text.units import percent, rate
@@ -63,8 +62,7 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
     if slow:
         slow = [replace(link, traffic=_traffic(view, link, window_s)) for link in slow]
         used = [link.traffic for link in slow if link.traffic is not None]
-        leave = "leave" if view.was_shown_as(rule, "medium") else "enter"
-        medium = bool(used) and max(used) >= limit(f"pcie_link_degraded.traffic_{leave}")
+        medium = bool(used) and max(used) >= view.level(rule, f"{rule}.traffic_", "medium")
         return PcieLinkDegraded(
             gpus=tuple(sorted(link.gpu.info.index for link in slow)), severity="medium" if medium else "low",
             window_s=window_s, worst=min(slow, key=lambda link: link.bytes_per_s / link.max_bytes_per_s))
@@ -149,11 +147,9 @@ def judge_pcie_saturated(view: NodeView) -> PcieSaturated | Missing | None:
         return None if judged else Missing(missing or "a GPU whose PCIe traffic can be read")
     worst = max(full.values(), key=lambda full_link: full_link.share)
     activity = view.activity(worst.gpu, worst.window_s)
-    leave = "leave" if view.was_shown_as(rule, "medium") else "enter"
-    severity: Severity = "low"
-    if activity is not None and activity[1] < limit(f"pcie_saturated.medium_{leave}"):
-        severity = "medium"
-    return PcieSaturated(gpus=tuple(sorted(full)), severity=severity, worst=worst, activity=activity)
+    medium = activity is not None and activity[1] < view.level(rule, f"{rule}.medium_", "medium")
+    return PcieSaturated(gpus=tuple(sorted(full)), severity="medium" if medium else "low", worst=worst,
+                         activity=activity)
 
 
 def describe_pcie_saturated(v: PcieSaturated) -> Explanation:

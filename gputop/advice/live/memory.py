@@ -117,9 +117,8 @@ def judge_host_memory_low(view: NodeView) -> HostMemoryLow | Missing | None:
     used, total = host["memory_used_bytes"].value, host["memory_total_bytes"].value
     if used is None or not total:
         return Missing(f"memory of the host ({host['memory_used_bytes'].reason or 'its total is unknown'})")
-    enter, shown = limit(f"{rule}.free_enter"), view.was_shown_as(rule, "medium")
-    least = limit(f"{rule}.free_leave") if shown else enter
-    if total - used > least * min(total, limit(f"{rule}.free_bytes") / enter):
+    most = min(total, limit(f"{rule}.free_bytes") / limit(f"{rule}.free_enter"))
+    if total - used > view.level(rule, f"{rule}.free_", "medium") * most:
         return None
     sizes = {name_of(p): size for p in host.top_processes if (size := p.rss_bytes.value)}
     largest = max(sizes, key=sizes.__getitem__, default="")

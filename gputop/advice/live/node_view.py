@@ -272,6 +272,10 @@ class NodeView:
                 ages_s[gpu.info.index] = max(age_s, ages_s.get(gpu.info.index, 0.0))
         return ages_s
 
+    def level(self, finding_id: str, name: str, severity: Severity) -> float:
+        """The threshold ``name`` to leave where the finding is shown with this severity, else to enter."""
+        return limit(f"{name}{'leave' if self.was_shown_as(finding_id, severity) else 'enter'}")
+
     def was_shown_as(self, finding_id: str, severity: Severity) -> bool:
         """Return whether this finding is on screen with this severity."""
         return any(f.id == finding_id and f.severity == severity for f in self.previous)

@@ -68,9 +68,9 @@ def judge_idle_gpu(view: NodeView) -> IdleGpu | Missing | None:
     if wholly:
         # One that should be at work comes before those that wait for requests or for their user.
         worst = max(wholly, key=lambda holder: (not waits_for(holder.process), len(holder.idle)))
-        job = [p for p in view.processes if same_job(p, worst.process, view.complete)]
-        busy_gpus = {g.info.index for p in job for g in view.compute_gpus(p)
-                if (a := view.activity(g, window_s)) is not None and a[1] >= limit("idle_gpu.peer_busy")}
+        busy_gpus = {
+            g.info.index for p in view.processes if same_job(p, worst.process, view.complete)
+            for g in view.compute_gpus(p) if (a := view.activity(g, window_s)) and a[1] >= limit("idle_gpu.peer_busy")}
         return IdleGpu(gpus=_all_idle(wholly), severity="low" if waits_for(worst.process) else "medium",
                        window_s=view.seconds("idle_gpu.all_window_s"), worst=worst, complete=view.complete,
                        others=tuple(holder.process for holder in wholly if holder is not worst),

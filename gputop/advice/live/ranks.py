@@ -25,7 +25,7 @@ class CollectiveHang(Verdict, frozen=True, kw_only=True):
     unchanged_s: float  # from the first answer with these counts to the last
     absence: Absence
     nccl: str  # version
-    pids: tuple[int, ...]  # of the absent ranks on this node, as gputop sees them
+    processes: tuple[ProcessSample, ...]  # of the absent ranks on this node
 
 
 def judge_collective_hang(view: NodeView) -> CollectiveHang | Missing | None:
@@ -45,7 +45,7 @@ def judge_collective_hang(view: NodeView) -> CollectiveHang | Missing | None:
     return CollectiveHang(
         gpus=tuple(sorted({gpu.info.index for p in job for gpu in view.compute_gpus(p)})),
         severity="high", unchanged_s=unchanged_s, absence=absence, nccl=report.last.nccl,
-        pids=tuple(p.local_pid or p.pid for p in absent))
+        processes=tuple(absent))
 
 
 def _processes(view: NodeView, ranks: Sequence[Rank], hosts: frozenset[str]) -> list[ProcessSample]:
@@ -57,6 +57,7 @@ def _processes(view: NodeView, ranks: Sequence[Rank], hosts: frozenset[str]) -> 
 def describe_collective_hang(v: CollectiveHang) -> Explanation:
     a = v.absence
     who, where = ranks_text(a), "; ".join(map(place_text, a.absent[:_NAMED]))
+    hosts = [*dict.fromkeys(rank.host for rank in a.absent if rank.pid is not None)][:_NAMED]
     return Explanation(
         title=title(a), why=f"{counts_text(a)} No rank has launched a collective for {seconds(v.unchanged_s)}. "
                             + (f"{where}." if where else f"NCCL does not name {who}."),
@@ -68,7 +69,8 @@ def describe_collective_hang(v: CollectiveHang) -> Explanation:
                if not a.silent else
                "Look at the process on its node: the process has exited or is stopped, or the node is lost. The job "
                "cannot continue without this rank.",
-        snippet="\n".join(_commands(v)) or "gputop stacks", gain="no step completes while the ranks are waiting",
+        snippet=stacks_command(v.processes, _NAMED) or "\n".join(f"ssh {host} gputop stacks" for host in hosts)
+        or "gputop stacks", gain="no step completes while the ranks are waiting",
         source=f"RAS service of NCCL {v.nccl}; " + source("collective_hang.unchanged_s"))
 
 
@@ -118,13 +120,6 @@ def place_text(rank: Rank) -> str:
         return f"Rank {rank.number}: NCCL does not know its process"
     gpu = "" if rank.gpu is None else f" with {gpus_text([rank.gpu])}"
     return f"Rank {rank.number} is process {rank.pid}{gpu} on {rank.host}" + (f"; {rank.trouble}" * bool(rank.trouble))
-
-
-def _commands(v: CollectiveHang) -> list[str]:
-    if v.pids:
-        return [f"gputop stacks {' '.join(map(str, v.pids[:_NAMED]))}"]
-    hosts = dict.fromkeys(rank.host for rank in v.absence.absent if rank.pid is not None)
-    return [f"ssh {host} gputop stacks" for host in list(hosts)[:_NAMED]]
 
 
 # -- slow_rank: the rank that is always last, for which the others wait in each step -------------

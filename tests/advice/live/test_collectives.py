@@ -45,7 +45,7 @@ def test_ordinary_states_are_no_hang_and_without_an_answer_it_says_why() -> None
 def test_a_rank_of_another_node_is_looked_at_there_and_one_without_a_name_is_counted() -> None:
     far = ras_double.Job((100,) * 12 + (99,) + (100,) * 3, first_pid=100)
     seen = verdict(RANKS, 200, "collective_hang", report(far))
-    assert seen.pids == () and seen.gpus == tuple(range(8)) and seen.absence.absent[0].host == "10.0.0.2"
+    assert seen.processes == () and seen.gpus == tuple(range(8)) and seen.absence.absent[0].host == "10.0.0.2"
     assert get(stuck(report(far)), "collective_hang").snippet == "ssh 10.0.0.2 gputop stacks"
     gone = ras_double.Job((100,) * 16, first_pid=100, gone=frozenset({12}))
     assert get(stuck(report(gone)), "collective_hang").severity == "high"
