@@ -51,4 +51,4 @@ def test_a_rank_of_another_node_is_looked_at_there_and_one_without_a_name_is_cou
     assert get(stuck(report(gone)), "collective_hang").severity == "high"
     halves = read_text(ras_double.as_text(ras_double.Job((100,) * 4 + (99,) * 4, version="2.27.7")), 0.0)
     seen = verdict(RANKS, 200, "collective_hang", RasReport(halves, replace(halves, time_s=80.0)))
-    assert seen.absence.absent_count == 4 and seen.pids == ()
+    assert seen.absence.absent_count == 4 and seen.processes == ()
