@@ -156,7 +156,7 @@ def test_mismatch_names_both_versions(tmp_path: Path) -> None:
     (DriverFacts(nvml_path="/l", hung_in="nvmlInit"), "nvmlInit did not return"),
     (DriverFacts(nvml_path="/l", died="by SIGSEGV"), "by SIGSEGV"),
     (DriverFacts(nvml_path="/l", init_code=4), "no permission"),
-    (DriverFacts(nvml_path="/l", init_code=999), "error 999"),
+    (DriverFacts(nvml_path="/l", init_code=999), "an unknown error"),
     (DriverFacts(nvml_path="/l", import_error="ImportError: x"), "nvidia-ml-py"),
 ])
 def test_a_driver_that_cannot_be_talked_to(facts: DriverFacts, words: str, tmp_path: Path) -> None:
