@@ -215,12 +215,11 @@ def short_gpu_name(name: str) -> str:
 
 
 def gpu_kinds(sample: NodeSample) -> str:
-    """"8×H100 80GB": the GPUs counted by name. A MIG instance of a GPU that is listed itself is not counted.
-
-    Empty without a GPU.
-    """
+    """"8×H100 80GB": the GPUs counted by name, those that have only their number as unknown. A MIG instance of a GPU
+    that is listed itself is not counted. Empty without a GPU."""
     whole = {g.info.index for g in sample.gpus if g.info.mig is None}
-    kinds = Counter(short_gpu_name(g.info.name) for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
+    kinds = Counter("unknown" if g.info.name == f"GPU {g.info.index}" else short_gpu_name(g.info.name)
+                    for g in sample.gpus if g.info.mig is None or g.info.index not in whole)
     return " + ".join(f"{n}×{name}" for name, n in kinds.items())
 
 

@@ -95,6 +95,13 @@ def test_the_header_counts_instances_apart_from_their_gpu() -> None:
     assert "2×H100 80GB" in alone and "MIG" not in alone
 
 
+def test_the_header_counts_gpus_of_which_only_the_number_is_known() -> None:
+    node = node_sample(1, gpus=4)
+    lost = [replace(g, info=replace(g.info, name=f"GPU {g.info.index}")) for g in node.gpus[2:]]
+    text = "".join(t for t, _ in header(replace(node, gpus=(*node.gpus[:2], *lost)), 1.0, False, 120))
+    assert "2×H100 80GB + 2×unknown" in text
+
+
 def test_full_cores_are_reported() -> None:
     node = node_sample(1)
     busy = replace(node.host, core_ratios=(1.0, 0.97, 0.2) + 93 * (0.1,))
