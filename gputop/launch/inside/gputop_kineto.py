@@ -259,11 +259,12 @@ class _Guard:
             self._over.clear()
         try:
             with self._own_profiler_waits():
+                # Once gputop is told, kineto may begin at any time.
+                most_events = (int(request.get("most_events", 0)) or float("inf")) + _BLOCK_EVENTS * self._blocks.value
                 state, detail = ("observed", "") if self._is_recorded() else _own_profiler(self._torch, seconds)
                 _report(self._folder, token, state or "ready", detail if state else self._abilities)
                 if not state:
                     wait_s = min(float(request["wait_s"]), _MAX_RECORDING_S)
-                    most_events = int(request.get("most_events", 0)) or float("inf")
                     self._follow(token, seconds, float(request["rest_s"]), wait_s, most_events)
         finally:
             self._over.set()
@@ -293,8 +294,7 @@ class _Guard:
 
     def _follow(self, token: str, seconds: float, rest_s: float, wait_s: float, most_events: float) -> None:
         """Follow one recording from its begin, which may be ``wait_s`` away, to its file. It takes ``rest_s`` longer
-        than ``seconds``: no operator is recorded in the rest, nor after ``most_events``."""
-        blocks_before = self._blocks.value
+        than ``seconds``: no operator is recorded in the rest, nor after ``most_events`` of all that there ever were."""
         asked_s = idle_s = time.monotonic()
         given_up_s = asked_s + wait_s
         while not self._is_recorded():
@@ -311,7 +311,7 @@ class _Guard:
         self._ends_s = min(self._ends_s or latest_s, latest_s)  # kineto begins late, at times, but does not end later
         while (not self._ending.is_set() and self._is_served()
                and (left_s := min(self._ends_s, latest_s) - rest_s - time.monotonic()) > 0):
-            left = most_events - _BLOCK_EVENTS * (self._blocks.value - blocks_before)
+            left = most_events - _BLOCK_EVENTS * self._blocks.value
             if left <= 0:
                 _report(self._folder, token, "full", f"{seconds - left_s:.3f}")
                 break
