@@ -167,7 +167,8 @@ class TraceBuilder(Struct):
 
     def _no_events(self, paths: Sequence[str], fix: str) -> NoDataError:
         where = ", ".join(paths)
-        reasons = [note.message.removeprefix(f"{where}: ") for note in self.quality]
+        damage = [note for note in self.quality if note.id == "truncated"]  # then nothing else is known to be missing
+        reasons = [note.message.removeprefix(f"{where}: ") for note in damage or self.quality]
         return NoDataError(f"No events to analyze in {where}{': ' if reasons else '.'}{' '.join(reasons)}", fix)
 
     def _bound_allocators(self, events: AllocatorEvents) -> None:

@@ -496,6 +496,14 @@ def test_a_cut_file_keeps_what_was_read():
     assert [q.id for q in trace.quality] == ["truncated"]
 
 
+def test_a_cut_file_without_events_is_called_that_and_no_idle_gpu():
+    b = Builder()
+    b.plane("/device:GPU:0")
+    with pytest.raises(NoDataError) as caught:
+        read_xspaces([("x", "", b.bytes() + b"\x0a\xff\x7f\x12\x09/host:CPU")])
+    assert "truncated or damaged" in caught.value.message and "GPU" not in caught.value.message
+
+
 def test_what_the_profiler_reports_is_passed_on():
     b = sample()
     b.space.warnings.append("Detected GPU events dropped on node: 12 callback events")
