@@ -48,7 +48,8 @@ NARROWEST_FIRST = (
 # Parts of wholes that have one fix for all of it: they stand under one that claims far more.
 _PARTS = (("small_kernels", "launch_bound"), ("optimizer_unfused", "launch_bound"),
           ("optimizer_unfused", "small_kernels"), ("optimizer_unfused", "eager_execution"),
-          ("ops_without_gradient", "step_gap_host"), ("eager_execution", "step_gap_host"))
+          ("ops_without_gradient", "step_gap_host"), ("eager_execution", "step_gap_host"),
+          ("communication_exposed", "long_steps"))
 _OF_LAUNCHES = ("launch_bound", "small_kernels")  # with which the fixes of what stands under them are told
 
 
@@ -86,8 +87,8 @@ def _explained(effect: Finding, cause: Finding, claimed: Mapping[str, Claimed]) 
             return 1.0
         case "staggered_launch", "collective_waiting":  # late at a step's begin, and waited for at its end
             return 1.0
-        case "ops_without_gradient", "step_gap_host":  # the function that runs between steps is why its ops run
-            return 0.0
+        case ("ops_without_gradient", "step_gap_host") | ("communication_exposed", "long_steps"):
+            return 0.0  # the function that runs between steps is why its ops run; a late GPU is why only some are long
         case "small_kernels", "launch_bound" if cause.evidence.get("launch_pace_s", 0.0) > limit(
                 "small_kernels.pace_s"):  # launches are slow, however long the kernels are
             return 0.0

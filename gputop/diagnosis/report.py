@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from gputop.analysis.layers.tree import NO_OP_RUNS
+from gputop.analysis.layers.tree import ITSELF, NO_OP_RUNS
 from gputop.analysis.results import Analysis, GpuUse
 from gputop.core.findings import HIGH_SHARE, Finding, ids_by_missing
 from gputop.diagnosis import report_figures
@@ -302,7 +302,8 @@ def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, st
     if lost == "idle" and _launched_work_waits(a, active, shares[lost]):
         most = [] if a.layers is None else [
             f", mostly before kernels of {printable(row.name)}" for row in a.layers.rows
-            if row.parent is not None and row.wait_s >= _MOST * shares[lost] * a.layers.total_s]
+            if row.parent is not None and row.name != ITSELF
+            and row.wait_s >= _MOST * shares[lost] * a.layers.total_s]
         return False, (f"for {percent(shares[lost])} of the {basis}, the GPU shows no work, although some is launched"
                        f"{most[-1] if most else ''}"), (
             "record more steps, and all processes that use this GPU: what is launched waits, maybe for work that is "

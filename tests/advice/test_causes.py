@@ -98,6 +98,14 @@ def test_a_part_stands_under_the_whole_with_a_fix_of_its_own():
     assert len(folded((SYNC, at(0, 4)), (whole, at(0, 30)))) == 2
 
 
+@pytest.mark.parametrize(("until", "apart"), [(30, False), (8, True)])
+def test_collectives_that_are_long_in_some_steps_are_waits_for_a_late_gpu(until, apart):
+    """Where most of the communication is in those steps; otherwise most of it is there in each step."""
+    found = folded((made("communication_exposed", 0.3), at(0, 32)), (made("long_steps", 0.3), at(0, until)))
+    assert found == ({"communication_exposed": (), "long_steps": ()} if apart else
+                     {"long_steps": ("communication_exposed",)})
+
+
 @pytest.mark.parametrize(("pace_s", "main"), [(15e-6, "small_kernels"), (25e-6, "launch_bound")])
 def test_short_kernels_and_late_launches_are_one_cause(pace_s, main):
     found = folded((made("small_kernels", 0.3, launch_pace_s=pace_s), at(0, 30)), (LAUNCH, at(0, 30)))

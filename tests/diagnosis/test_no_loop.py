@@ -303,6 +303,16 @@ def test_launched_work_that_does_not_begin_waits_for_work_that_is_not_recorded()
     assert "the GPU shows no work, although some is launched" in report and "all processes" in report
 
 
+def test_launched_work_that_does_not_begin_is_told_by_the_layer_whose_own_ops_it_is():
+    b = Builder(format="chrome").host("ProfilerStep#7", 0, 470_000, "thread 1", step_num=7)
+    b.host("nn.Module: Decoder_0", 10, 463_350, "thread 1").host("nn.Module: Linear_0", 140, 60, "thread 1")
+    for i in range(60):
+        b.run(0, 463_380 + i * 100, 90, f"layer{i % 6}", launch=120 + i, thread="thread 1")
+    b.run(0, 80, 4, "embed", launch=20, thread="thread 1").host("cudaMemcpyAsync", 400, 463_000, "thread 1")
+    _, report = judged(b)
+    assert "mostly before kernels of Decoder_0\n" in report
+
+
 @pytest.mark.parametrize(("queued", "shown"), [(True, True), (False, False)])
 def test_in_a_window_too_launched_work_that_does_not_begin_is_told_from_a_late_launch(queued, shown):
     b = Builder(format="chrome")

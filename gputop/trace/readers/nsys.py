@@ -178,7 +178,7 @@ class _Report:
         """A note where the program ran for most of the recording before it called CUDA, which no event shows."""
         seen = np.concatenate([self._integers(table, ("start",)).ravel() for table in ("COMPOSITE_EVENTS", "OSRT_API")])
         seen = seen[seen >= 0]
-        if len(seen) and len(calls.start_ns):
+        if len(seen) and len(calls.start_ns) and self._builder.device:
             before_ns, all_ns = calls.start_ns[0] - seen.min(), calls.end_ns.max() - seen.min()
             if before_ns >= max(_LATE * all_ns, _LATE_NS):
                 self._builder.note("late_calls", (

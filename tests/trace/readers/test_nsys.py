@@ -86,15 +86,18 @@ def test_long_reads_of_a_thread_that_calls_cuda_are_host_events(tmp_path):
     assert [(trace.host.end_ns[row] - trace.host.start_ns[row]) for row in kept] == [5 * ms]
 
 
-@pytest.mark.parametrize(("first_s", "told"), [(11, True), (2, False)])
-def test_a_program_that_calls_cuda_late_is_told(tmp_path, first_s, told):
-    """It reads and computes for seconds before, of which only samples tell; the last call ends at 13 s."""
+@pytest.mark.parametrize(("first_s", "gpu_work", "told"), [(11, True, True), (2, True, False), (11, False, False)])
+def test_a_program_that_calls_cuda_late_is_told(tmp_path, first_s, gpu_work, told):
+    """It reads and computes for seconds before, of which only samples tell; the last call ends at 13 s. Without work on
+    a GPU all of the recording is evaluated."""
+    tables = () if gpu_work else ("KERNEL", "MEMCPY", "MEMSET")
     second, thread = 1_000_000_000, PROCESS[0] + 500
     trace = changed(tmp_path, "DELETE FROM CUPTI_ACTIVITY_KIND_RUNTIME",
                     "INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES "
                     f"({first_s * second}, {13 * second}, {thread}, 7, 3)",
                     "CREATE TABLE COMPOSITE_EVENTS (id INTEGER, start INTEGER)",
-                    f"INSERT INTO COMPOSITE_EVENTS VALUES (1, {second}), (2, {5 * second})")
+                    f"INSERT INTO COMPOSITE_EVENTS VALUES (1, {second}), (2, {5 * second})",
+                    *(f"DELETE FROM CUPTI_ACTIVITY_KIND_{table}" for table in tables))
     notes = [note.message for note in trace.quality if note.id == "late_calls"]
     assert bool(notes) == told and (not told or "10.0 s before its first CUDA call, 83%" in notes[0])
 
