@@ -282,10 +282,16 @@ def _limit_of_host(a: Analysis) -> tuple[bool, str, str]:
     if max(idle, waits) >= HIGH_SHARE:
         what = "the CPU runs no op of the model" if idle >= waits else "collectives, and no op of the model, run"
         return False, f"{what} for {percent(max(idle, waits))} of the {table.basis}", ""
+    if sum(share >= _WORTH_NAMING for share in phases.values()) == 1:
+        # Without a backward pass or a loss, all that runs is called forward, so its ops say more.
+        phases = {printable(row.name): row.share for row, parent in zip(table.rows, table.parents, strict=True)
+                  if parent is not None and table.rows[parent].parent is None
+                  and row.name != ITSELF and not row.name.endswith(" more")}
+        if a.ops is not None and a.ops.host_s > 0:  # of TensorFlow, whose ops have names of their own
+            phases = {printable(op.type): (1 - idle) * op.host_s / a.ops.host_s for op in a.ops.types}
     most = [f"{name} {percent(share)}" for name, share in sorted(phases.items(), key=lambda item: -item[1])[:3]
             if share >= _WORTH_NAMING]
-    # Without a backward pass or a loss, all that runs is called forward.
-    return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}" if len(most) > 1 else shows, ""
+    return True, f"{shows}; shares of the {table.basis}: {', '.join(most)}" if most else shows, ""
 
 
 def _limit_of_gpus(a: Analysis, active: Sequence[GpuUse]) -> tuple[bool, str, str]:
