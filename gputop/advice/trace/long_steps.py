@@ -26,10 +26,11 @@ from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.optimizer_calls import steps_per_update
+from gputop.analysis.steps.pytorch_ops import workers_started
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE, Culprit
 from gputop.text.units import count, percent, seconds
-from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, overlap, subtract, union
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import F64, I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
@@ -126,6 +127,11 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace))
     if most == "input" and input_fix(facts, parts[most]).never_empty:
         return Missing(NEVER_EMPTY)
+    started = workers_started(facts.trace)[0]
+    if most == "input" and len(started.start) == 1 and contains(
+            union(started.end, started.end + started.total), edges[long.indices, 0]).all():
+        return Missing("batches that new DataLoader workers prepared ahead; the long steps follow right after their "
+                       "start")
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s

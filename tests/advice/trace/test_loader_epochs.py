@@ -102,6 +102,15 @@ def test_one_odd_batch_is_a_long_step_and_no_input_that_is_slow():
     assert "input_bound" in findings(odd(600_000, (10, 20, 30, 40, 50)))
 
 
+@pytest.mark.parametrize(("late", "told"), [(2, False), (50, True)])
+def test_a_late_batch_right_after_the_workers_start_is_no_odd_one(late, told):
+    loop = Loop().op("aten::empty").op("aten::random_").op("aten::item", pause=40_000)
+    for step in range(60):
+        loop.op(MANY, 60_000 if step == late else 200 if step else 5_000)
+        loop.step().forward().zero().backward().update().sleep(2_000)
+    assert ("waiting for a batch" in getattr(findings(loop).get("long_steps"), "title", "")) == told
+
+
 def test_fit_for_each_piece_of_data_is_called_once_instead():
     b, at = Builder(gpus=0), 0.0
     for _ in range(6):
