@@ -131,6 +131,7 @@ HOST_KINDS: dict[str, str] = {
     "freeing": "freeing tensors and iterators",
     "datasets": "creating and freeing datasets and their iterators",
     "compilation": "tracing or compiling a function",
+    "session": "other calls of session.run",
     "garbage": "garbage collection",
     "files": "reading or writing files",
     "profiler": "the profiler itself",

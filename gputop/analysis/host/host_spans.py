@@ -14,6 +14,7 @@ from gputop.analysis.host.python_tracer import NAME as FUNCTION_NAME
 from gputop.analysis.host.tf_data import PYTHON_OP
 from gputop.analysis.steps.compilations import PJIT, TRACING, built_within, holds
 from gputop.analysis.steps.jax_calls import outer_calls, own_ops
+from gputop.analysis.steps.phases import session_runs
 from gputop.analysis.steps.torch_compilations import compiling, script_builds, torch_builds
 from gputop.trace.intervals import EMPTY, Spans, complement, in_order, joined, merge, subtract, union
 from gputop.trace.lookups import COMPILE, Mask, detect_framework, host_rows, host_stat, name_mask, rows_of, spans_of
@@ -146,7 +147,7 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
     compiling = host.start_ns[host_rows(trace, COMPILE)]
     compiles = np.concatenate((tf_rows[holds(trace, tf_rows, compiling) & ~traces],
                                pjit[holds(trace, pjit, compiling)]))
-    called = np.concatenate((tf_rows, functions[main[host.line[functions]]], pjit))
+    called = np.concatenate((tf_rows, functions[main[host.line[functions]]], pjit, session_runs(trace)[0]))
     return np.concatenate((tf_rows[traces], compiles)), called
 
 

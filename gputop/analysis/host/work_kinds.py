@@ -19,6 +19,7 @@ WORK_KINDS: tuple[tuple[str, str], ...] = (
      r"tf\.function-graph_building|backend_compile|.*(?:Compile(?!d)|Compiler::|\(dynamo_timed\)$)"),
     # Of a dataset that is made anew: its functions are traced, too.
     ("datasets", rf"{_ITERATOR}|{_FREEING}|tf\.function-graph_building"),
+    ("session", "SessionRun$"),
     ("garbage", r"(?:Python )?(?:gc|GC)\b|[Gg]arbage"),
     ("files", r".*(?:ReadFile|WriteFile|OpenFile|posix_fs|FileSystem)"),
 )

@@ -13,7 +13,7 @@ from gputop.text.units import seconds
 from gputop.trace.intervals import Spans, in_order
 from gputop.trace.lookups import host_rows, name_mask, spans_of
 from gputop.trace.model import I64, Trace
-from gputop.trace.threads import INPUT, lines_of
+from gputop.trace.threads import INPUT, MAIN, busiest_line, lines_of
 
 TRAINING, EVALUATION, PREDICTION, UNKNOWN = "training", "evaluation", "prediction", "unknown"
 SERVES = ("prefill", "decode")  # of the steps of a server of models
@@ -63,6 +63,18 @@ def phases(trace: Trace, rows: I64, key: I64) -> dict[int, str]:
         elif by_name == UNKNOWN and ran(_FORWARD) and not ran(_XLA_RUNS):
             out[function] = EVALUATION
     return out
+
+
+def session_runs(trace: Trace) -> tuple[I64, I64]:
+    """Calls of TensorFlow 1's ``session.run`` in which ops of a backward pass or of an optimizer begin, or all where
+    none trains; and the others. Of the thread with most calls."""
+    host, rows = trace.host, host_rows(trace, "SessionRun$", lines_of(trace, MAIN))
+    if not len(rows):
+        return rows, rows
+    rows = rows[host.line[rows] == busiest_line(trace, host.line[rows])]
+    times = np.sort(host.start_ns[host_rows(trace, _BACKWARD, ~lines_of(trace, INPUT), _BACKWARD_WORDS)])
+    trains = np.searchsorted(times, host.end_ns[rows]) > np.searchsorted(times, host.start_ns[rows])
+    return (rows[trains], rows[~trains]) if trains.any() else (rows, rows[:0])
 
 
 def evaluation_note(steps: StepTimes) -> list[TraceNote]:

@@ -103,6 +103,8 @@ STEP_DETECTORS = (
                  "two calls to a tf.function, each at least one second long", min_steps=1),
     StepDetector("XProf's steps", step_marks.viewer_steps, "any: XProf has opened and saved the file",
                  "XProf's step line", min_steps=1),
+    StepDetector("calls of session.run", step_marks.session_calls, "TensorFlow 1: a loop calls `session.run`",
+                 "three `SessionRun` calls of one thread", min_steps=2),
     StepDetector("eager batches", eager_batches, "TensorFlow: a loop runs ops without a tf.function",
                  "three calls to `IteratorGetNext` from Python", min_steps=2),
     StepDetector("optimizer steps", optimizer_steps, "PyTorch: an unmarked loop", "three calls to `Optimizer.step#`",

@@ -364,6 +364,16 @@ def test_a_call_of_fit_for_each_step_is_the_cause_and_not_the_calls_from_python(
         assert ("steps_per_execution" in (words.snippet or "")) != once
 
 
+def test_an_evaluation_after_each_update_in_a_session_is_fetched_with_it():
+    b = Builder(gpus=0)
+    for i in range(50):
+        at = 10_000 * i
+        b.host("SessionRun", at, 5_900, "python 1").host("gradients/MatMul:MatMul", at + 100, 5_700, "tf_Compute/1")
+        b.host("SessionRun", at + 6_000, 3_500, "python 1").host("MatMul:MatMul", at + 6_100, 3_300, "tf_Compute/1")
+    f = found(b)["step_gap_host"]
+    assert f.gain.step_time == pytest.approx(0.41, abs=0.01) and "in the call of session.run that trains" in f.action
+
+
 def test_the_fix_names_the_function_or_the_line_of_the_loop():
     words = Explanation("t", "w", {}, "a", "s", "g")
     verdict = StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.6, work=(), executor_work=())

@@ -424,6 +424,34 @@ def test_a_loop_without_functions_steps_by_its_batches():
     assert steps is not None and "batch" in steps.times.anchor and steps.times.confidence == "low" and steps.count == 5
 
 
+def session(runs: str) -> Builder:
+    """A loop of TensorFlow 1, a run each 10 ms: "t" trains, "e" evaluates."""
+    b, train = Builder(gpus=0), "gradients/MatMul_grad/MatMul:MatMul"
+    for i, run in enumerate(runs):
+        b.host("SessionRun", i * 10_000, 8_000, "python 1")
+        b.host("MatMul:MatMul", i * 10_000 + 500, 3_000, "tf_Compute/1")
+        b.host(train if run == "t" else "acc:Mean", i * 10_000 + 4_000, 3_000, "tf_Compute/2")
+    return b
+
+
+@pytest.mark.parametrize(("runs", "count", "median_s", "evaluation_s"), [
+    ("te" * 20, 19, 0.02, 0), ("t" * 12, 11, 0.01, 0), ("e" * 12, 11, 0.01, 0), ("tee", 0, 0, 0),
+    (("t" * 10 + "e" * 6) * 3, 29, 0.01, 0.116)])
+def test_runs_of_a_session_that_train_are_steps(runs, count, median_s, evaluation_s):
+    steps = find_steps(session(runs).build())
+    if not count:
+        assert steps is None
+        return
+    assert (steps.count, steps.times.median_s) == (count, pytest.approx(median_s))
+    assert steps.times.anchor == "calls of session.run"
+    assert sum(spans.total for spans in steps.other_loops.values()) / 1e9 == pytest.approx(evaluation_s)
+
+
+def test_keras_calls_and_markers_go_before_runs_of_a_session():
+    steps = find_steps(keras_steps(session("te" * 5), 6, 16_000, 15_000).build())
+    assert "Keras" in steps.times.anchor
+
+
 @pytest.mark.parametrize(("ranks", "pause"), [(2, 0), (2, 1), (1, 0.5)])
 def test_marks_that_touch_or_overlap_count_to_the_last_step(ranks, pause):
     """Two ranks, one 30% of a step behind: the later one's mark ends after the earlier one's next mark begins."""
