@@ -195,7 +195,7 @@ def _without_steps(a: Analysis, wall: WallTime, limit: str, longer: str) -> Verd
     """The same of a recording without steps, mostly no start; ``longer``: how to get one, "" where none can be."""
     little, u = _hardly_any_work(a), wall.unexplained
     silent_s = (u.silent_s or 0.0) if u is not None and u.per == "recording" else 0.0
-    silent = silent_s >= _HALF * wall.recorded_s and not any(
+    silent = silent_s >= _HALF * wall.recorded_s * (1 - _start_share(a)) and not any(
         part.kind == "op" and part.time_s >= _HALF * wall.recorded_s for part in wall.parts)
     do = (f"{longer}, if a step takes longer; or " if longer else "") + "mark the steps in the loop"
     if silent and any(part.kind == "managed" for part in wall.parts):

@@ -297,8 +297,8 @@ def test_of_a_job_without_marks_and_without_a_gpu_the_gpu_is_missed_first():
 def test_ops_are_named_where_all_that_a_cpu_runs_is_one_phase():
     b = Builder(gpus=0, format="chrome")
     for i in range(9):
-        b.host("aten::rand", i * 40_000, 30_000, "thread 1").host("aten::square", i * 40_000 + 30_000, 9_900, "thread 1")
-        b.host("aten::sum", i * 40_000 + 39_900, 90, "thread 1")
+        b.host("aten::rand", i * 40_000, 30_000, "thread 1").host("aten::sum", i * 40_000 + 39_900, 90, "thread 1")
+        b.host("aten::square", i * 40_000 + 30_000, 9_900, "thread 1")
     _, report = judged(b)
     assert "shares of the period: aten::rand 75%, aten::square 25%" in report.replace("\n        ", " ")
 

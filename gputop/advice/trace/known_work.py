@@ -40,8 +40,8 @@ WORK: tuple[KnownWork, ...] = (
     KnownWork("checkpoint", "Save less often, and in the background."),
     KnownWork("summary", "Write summaries every few hundred steps, not at each step."),
     KnownWork("iterator", "Create the iterator once: repeat the dataset instead of creating a new one in each epoch."),
-    KnownWork("session", "Fetch these values in the call of session.run that trains, if they may be those of its batch, "
-                         "or fetch them every hundred steps."),
+    KnownWork("session", "Fetch these values in the call of session.run that trains, if they may be of its batch, or "
+                         "fetch them every hundred steps."),
 )
 FIT_ONCE = KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece "
                                  "of data: each call creates and frees datasets and their iterators.")
