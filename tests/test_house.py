@@ -56,7 +56,7 @@ def test_no_class_has_more_attributes_than_today():
 DATACLASSES = {"doctor": 2}
 NAMED_TUPLES = {
     "advice": 1, "analysis": 18, "cluster": 1, "comparison": 1, "core": 1, "diagnosis": 1, "export": 1, "rules": 3,
-    "session": 3, "simulation": 3, "telemetry": 3, "timeline": 4, "trace": 8, "tui": 5,
+    "session": 3, "simulation": 3, "telemetry": 3, "timeline": 4, "trace": 7, "tui": 5,
 }
 
 

@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from gputop.core.captured_samples import JobCpus, LiveSteps
 from gputop.core.codec import from_document, to_document
 from gputop.core.findings import Abstained, CombinedGain, Finding, TraceNote
+from gputop.trace.occupancy import LaunchShape
 
 SCHEMA = "gputop.analysis/1"
 MAX_SEGMENTS = 2000  # of a critical path
@@ -549,16 +550,6 @@ class AllocatorUse(Struct, frozen=True):
     allocated_before_bytes: int | None = None
 
 
-class KernelShape(Struct, frozen=True):
-    """Launch shape of a kernel. ``occupancy`` is the share of an SM's warps that can be resident."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    registers: int = -1  # per thread; -1: not in the trace
-    shared_bytes: int = -1  # static and dynamic, per block; -1: not in the trace
-    occupancy: float | None = None
-
-
 class GpuPart(Struct, frozen=True):
     """One GPU's part of a row; ``share`` is of that GPU's own kernel time."""
 
@@ -591,7 +582,7 @@ class KernelRow(Struct, frozen=True):
     occupancy: float | None
     occupancy_known: float
     by_gpu: Mapping[int, GpuPart]
-    shape: KernelShape | None = None  # by name only
+    shape: LaunchShape | None = None  # by name only
     shapes: int = 0
     collective: bool = False  # all of it
     names: int = 1

@@ -1,8 +1,4 @@
-"""The snapshot as one page to attach to a ticket: no request leaves it, and it opens from a file.
-
-Styles, pictures and the JSON document itself are inside. A policy in its head forbids the browser
-to load anything and to run any script but the page's own, which copies snippets and turns the icicle's boxes.
-"""
+"""The snapshot as one page to attach to a ticket, with the JSON document itself inside (:mod:`gputop.export.page`)."""
 
 from __future__ import annotations
 

@@ -191,7 +191,6 @@ class Memory:
         yield from sorted(creeps, key=lambda creep: -creep.bytes_per_s)
 
     def _trend(self, series: MemorySeries, group: str | None) -> Trend | None:
-        """Trend over hours whatever its end; over minutes where it has come half the way to the limit."""
         trend = series.trend(self._use(group).limit)
         if trend is None or trend.span_s >= MIN_SPAN_S:
             return trend

@@ -18,8 +18,7 @@ from gputop.text.units import printable
 
 
 def examine(pid: int, started: int | None = None) -> target.Target:
-    """Inspect a process without touching it; raises GputopError with the reason why it cannot be made ready.
-    ``started``: see :func:`gputop.launch.target.examine`."""
+    """:func:`gputop.launch.target.examine`, for the framework that the process has loaded."""
     frameworks = FRAMEWORKS if target.is_pytorch(pid) else target.SERVED
     return target.examine(pid, frameworks=frameworks, started=started)
 

@@ -69,7 +69,7 @@ def _unpack(data: bytes, count: int, previous: list[float]) -> list[float]:
 
 
 class OldDecoder:
-    """Reads the records of one segment in their order."""
+    """A :class:`gputop.replay.format.Decoder` of that version."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -78,7 +78,6 @@ class OldDecoder:
         self._numbers: list[float] = []
 
     def take(self, kind: int, payload: bytes) -> bool:
-        """Take over a record; return whether it is a sample. Raises :class:`DamagedRecord`."""
         try:
             if kind == DICTIONARY:
                 self._learn(_inflate(payload, MAX_RECORD_BYTES))
@@ -100,7 +99,6 @@ class OldDecoder:
         self._schemas += dictionary.shapes
 
     def sample(self) -> NodeSample:
-        """The sample of the last :meth:`take` that returned True."""
         self._next_number = self._work = 0
         try:
             sample = convert(self._object(NodeSample.__name__, 0), NodeSample, any_number=True)

@@ -22,8 +22,7 @@ from gputop.trace.model import I64
 
 class Timeline:
     """One capture's timeline, read-only. Times are nanoseconds since the trace's origin. Rows are named by their
-    ``key``. A GPU's row is the union of its streams, and what it shows are ranges of those. Not for several threads at
-    once."""
+    ``key``; what a GPU's row shows are ranges of its streams. Not for several threads at once."""
 
     def __init__(self, columns: dict[str, npt.NDArray], about: dict[str, Any]) -> None:
         description = convert(about, Description)

@@ -144,8 +144,7 @@ def _of_cpu(trace: Trace) -> tuple[I64, I64, I64, list[tuple[str, ...]], int] | 
 
 
 def _paths(trace: Trace, ops: I64) -> list[tuple[str, ...]]:
-    """Phase and at most two layers of each op (an index into Trace.hlo_ops, and one into Trace.names, plus 1), without
-    the scopes that all ops of the phase are in."""
+    """Scopes of ops by :func:`_without_common`: an index into Trace.hlo_ops, and one into Trace.names, plus 1."""
     named = [(hlo, trace.names[name - 1] if name else "") for hlo, name in (
         divmod(op, len(trace.names) + 1) for op in ops.tolist())]
     programs = {hlo: name.rsplit("/", 1)[0] for hlo, name in named if hlo >= 0}

@@ -23,7 +23,6 @@ from gputop.trace.model import (
     DeviceEvents,
     HloOp,
     HostEvents,
-    LaunchShape,
     Line,
     StepEvents,
     Trace,
@@ -31,6 +30,7 @@ from gputop.trace.model import (
     column_types,
 )
 from gputop.trace.nesting import begun_within
+from gputop.trace.occupancy import LaunchShape
 from gputop.trace.parallel import pool
 
 # The beginning of the names of host events that readers drop: up to 97% of a host's events

@@ -12,8 +12,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from gputop.trace.model import Kind, LaunchShape, MemoryKind
-from gputop.trace.occupancy import theoretical_occupancy
+from gputop.trace.model import Kind, MemoryKind
+from gputop.trace.occupancy import LaunchShape, theoretical_occupancy
 
 UNKNOWN = "unknown"
 

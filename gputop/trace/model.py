@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from gputop.core.captured_samples import GpuCounters, JobCpus, LiveSteps
 from gputop.core.findings import TraceNote
 from gputop.core.host_stacks import StackSamples
+from gputop.trace.occupancy import LaunchShape
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -79,16 +80,6 @@ class TraceGpu(Struct, frozen=True):
     memory_bytes: int | None = None
     sms: int | None = None  # streaming multiprocessors; None: not told, or not NVIDIA's
     clock_hz: float | None = None  # the highest of the SMs
-
-
-class LaunchShape(NamedTuple):
-    """Launch shape of a kernel. ``occupancy`` is the share of an SM's warps that can be resident, None: unknown."""
-
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    registers: int = -1  # per thread
-    shared_bytes: int = -1  # static and dynamic, per block
-    occupancy: float | None = None
 
 
 class HloOp(Struct, frozen=True):

@@ -11,14 +11,23 @@ import math
 from typing import Any
 
 from msgspec import Struct
-
-from gputop.trace.model import LaunchShape
+from msgspec.structs import replace
 
 _WARP = 32
 _REGISTERS = 65_536  # per SM
 _REGISTER_UNIT = 256  # allocated to a warp at a time
 SCHEDULERS = 4  # of an SM, each with its part of the registers and warps of its own
 MAX_SMS = 4096  # of a GPU; a larger number is damage (a B200 has 148)
+
+
+class LaunchShape(Struct, frozen=True):
+    """Launch shape of a kernel. ``occupancy`` is the share of an SM's warps that can be resident, None: unknown."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    registers: int = -1  # per thread; -1: not in the trace
+    shared_bytes: int = -1  # static and dynamic, per block; -1: not in the trace
+    occupancy: float | None = None
 
 
 class _Sm(Struct, frozen=True):
@@ -85,7 +94,7 @@ def with_estimate(shape: LaunchShape, major: Any, minor: Any, sms: Any) -> Launc
     if blocks is None:
         return shape
     blocks_per_sm = min(blocks, math.prod(shape.grid) / sms)
-    return shape._replace(occupancy=blocks_per_sm * threads / (_SM[major, minor].warps * _WARP))
+    return replace(shape, occupancy=blocks_per_sm * threads / (_SM[major, minor].warps * _WARP))
 
 
 def _up(value: int, unit: int) -> int:

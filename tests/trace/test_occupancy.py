@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gputop.trace.model import LaunchShape
-from gputop.trace.occupancy import theoretical_occupancy, with_estimate
+from gputop.trace.occupancy import LaunchShape, theoretical_occupancy, with_estimate
+from tests.records import replace
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data/kineto"
 
@@ -59,5 +59,5 @@ def test_no_estimate_without_the_gpus_figures():
     assert with_estimate(shape, 8, 0, 4).occupancy == pytest.approx(2 * 256 / 2048)
     for figures in ((None, 0, 4), (8, 0, None), (8, 0, 0), (8, "0", 4), (3, 5, 4)):
         assert with_estimate(shape, *figures) is shape
-    recorded = shape._replace(occupancy=0.5)
+    recorded = replace(shape, occupancy=0.5)
     assert with_estimate(recorded, 8, 0, 4) is recorded

@@ -1,9 +1,4 @@
-"""The live advice: all live rules over the history of the node. Pure: no clock, no hardware.
-
-A new rule is a record in :mod:`gputop.advice.live_rules` and two functions in a module of this package:
-``judge_<id>`` takes the :class:`NodeView` and returns a verdict, what is missing, or None where nothing is wrong;
-``describe_<id>`` writes the words of the finding from the verdict.
-"""
+"""The live advice: all live rules over the history of the node. Pure: no clock, no hardware."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""The advice from a trace: all its rules over one analysis. Pure: no clock, no files.
-
-A new rule is a record in :mod:`gputop.advice.trace_rules` and two functions in a module of this package:
-``judge_<id>`` takes :class:`TraceFacts` and returns a verdict, what is missing, or None where nothing is wrong;
-``describe_<id>`` writes the words of the finding from the verdict and the :class:`Job`.
-"""
+"""The advice from a trace: all its rules over one analysis. Pure: no clock, no files."""
 
 from __future__ import annotations
 

@@ -130,8 +130,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     started = workers_started(facts.trace)[0]
     if most == "input" and len(started.start) == 1 and contains(
             union(started.end, started.end + started.total), edges[long.indices, 0]).all():
-        return Missing("batches that new DataLoader workers prepared ahead; the long steps follow right after their "
-                       "start")
+        return Missing("batches of a full queue; the long steps follow right after the start of DataLoader workers")
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s

@@ -10,12 +10,13 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gputop.analysis.gpu.device_time import GpuTimeline, gpu_number
-from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelShape, KernelSizes
+from gputop.analysis.results import GpuPart, KernelRow, Kernels, KernelSizes
 from gputop.analysis.steps.membership import WorkOfSteps, in_steps
 from gputop.analysis.steps.model import Steps
 from gputop.trace.kernel_names import UNKNOWN, classify, split_op
 from gputop.trace.lookups import numbered, rows_of
-from gputop.trace.model import F64, I32, I64, Kind, LaunchShape, Trace
+from gputop.trace.model import F64, I32, I64, Kind, Trace
+from gputop.trace.occupancy import LaunchShape
 
 TOP = 50  # rows kept by time over all GPUs
 _TOP_OF_GPU = 5  # and by time on each of them
@@ -180,7 +181,7 @@ def _table(
             occupancy_known=shape.known_ns / time,
             by_gpu={gpu: GpuPart(int(c), float(t) / 1e9, float(t) / max(float(all_), 1.0))
                     for gpu, c, t, all_ in zip(kinds.gpus, counts[i], of_gpu, whole, strict=True) if c},
-            shape=KernelShape(*shape.main) if by_name and not rest and shape.main is not None else None,
+            shape=shape.main if by_name and not rest else None,
             shapes=shape.kinds if by_name and not rest else 0,
             collective=by_name and not rest and classify(name).kind is Kind.COLLECTIVE,
             names=int((count[row_of == len(kept)] > 0).sum()) if rest else 1,
@@ -255,7 +256,8 @@ def _shapes(trace: Trace, group: I64, kinds: _Kinds, n: int) -> list[_Shapes]:
             shapes_of[code // many].append((all_[code % many], time))
     out = []
     for shapes in shapes_of:
-        main = min(shapes, key=lambda s: (-s[1], s[0][:4]), default=(None,))[0]
+        main = min(shapes, key=lambda s: (-s[1], s[0].grid, s[0].block, s[0].registers, s[0].shared_bytes),
+                   default=(None,))[0]
         rated = [(shape.occupancy, time) for shape, time in shapes if shape.occupancy is not None]
         # fsum: the result does not hang on the order in which shapes were met
         out.append(_Shapes(main, len(shapes), math.fsum(t for _, t in rated), math.fsum(o * t for o, t in rated)))

@@ -27,8 +27,8 @@ from gputop.analysis.results import NarrowKernel, SmUse
 from gputop.analysis.steps.model import Steps
 from gputop.trace.intervals import union
 from gputop.trace.lookups import Mask, numbered
-from gputop.trace.model import F64, I64, LaunchShape, Trace, TraceGpu
-from gputop.trace.occupancy import SCHEDULERS, resident_blocks
+from gputop.trace.model import F64, I64, Trace, TraceGpu
+from gputop.trace.occupancy import SCHEDULERS, LaunchShape, resident_blocks
 
 _TOP = 5
 NARROW = 0.5  # kernels that use less of the GPU are named: gputop's own figure

@@ -29,7 +29,7 @@ from gputop.analysis.steps.jax_calls import (
     outer_calls,
     own_ops,
 )
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, phases, session_runs
 from gputop.analysis.steps.start_up import mostly_start_up, start_up_spans
 from gputop.trace.int_map import IntMap
 from gputop.trace.intervals import Spans
@@ -200,6 +200,14 @@ def eager_batches(trace: Trace) -> Anchors | None:
     return anchors and anchors._replace(confidence="low")
 
 
+def session_calls(trace: Trace) -> Anchors | None:
+    """Calls of TensorFlow 1's ``session.run``, those that train if any does. Others in between are work of the loop, as
+    an evaluation after each update, or where far more come than usual another loop."""
+    steps, others = session_runs(trace)
+    return None if len(steps) < _MIN_LOOP_CALLS else _loop(
+        trace, "calls of session.run", steps, others, TRAINING if len(others) else UNKNOWN, EVALUATION)
+
+
 def calls_of_functions(trace: Trace) -> tuple[I64, I64]:
     """Rows of EagerExecute events that run a tf.function, not on TensorFlow's own threads, and the function of each."""
     host = trace.host
@@ -244,11 +252,13 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     in_loop = function == loop
     steps, others = rows[in_loop], rows[~in_loop]
     steps = outermost_rows(trace, steps[host.line[steps] == busiest_line(trace, host.line[steps])])  # (3)
-    start = host.start_ns[steps]
+    return _loop(trace, name.format(trace.names[loop]), steps, others, TRAINING if loop in training else UNKNOWN,
+                 loop_selection.phase_of_most(function[~in_loop], length[~in_loop], phase_of))
+
+
+def _loop(trace: Trace, name: str, steps: I64, others: I64, phase: str, phase_of_others: str) -> Anchors:
+    """The loop of which these calls are the steps, and by phase the loops that ``others`` of its calls make (4)."""
+    host, start = trace.host, trace.host.start_ns[steps]
     pauses = loop_selection.pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
-    loops = {}
-    if len(pauses.start):
-        loops[loop_selection.phase_of_most(function[~in_loop], length[~in_loop], phase_of)] = pauses
-    return Anchors(name.format(trace.names[loop]), "medium", start, host.end_ns[steps],
-                   np.concatenate((start, pauses.start)), phase=TRAINING if loop in training else UNKNOWN,
-                   other_loops=loops)
+    return Anchors(name, "medium", start, host.end_ns[steps], np.concatenate((start, pauses.start)), phase=phase,
+                   other_loops={phase_of_others: pauses} if len(pauses.start) else {})

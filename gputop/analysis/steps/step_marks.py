@@ -6,14 +6,9 @@ import numpy as np
 
 from gputop.analysis.results import SESSION_RUN
 from gputop.analysis.steps.anchors import Anchors, first_to_last, steps_of_ranks
-from gputop.analysis.steps.loop_selection import (
-    other_loops,
-    pauses_for_other_calls,
-    select_loop,
-    within_each_step,
-)
+from gputop.analysis.steps.loop_selection import other_loops, select_loop, within_each_step
 from gputop.analysis.steps.optimizer_calls import updates_ns
-from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN, session_runs
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION, TRAINING, UNKNOWN
 from gputop.analysis.steps.user_ranges import RepeatedSteps, named_ranges, names_parts, numbered_ranges, repeated_steps
 from gputop.trace.intervals import joined
 from gputop.trace.lookups import host_rows, host_stat, spans_of
@@ -21,7 +16,6 @@ from gputop.trace.model import I64, Trace
 from gputop.trace.threads import GRAPH_EXECUTOR, busiest_line
 
 _PROFILER_STEP = r"ProfilerStep#\d+$"
-_MIN_SESSION_RUNS = 3
 _KERAS2_MARKERS = {"train": TRAINING, "test": EVALUATION, "predict": PREDICTION}
 
 
@@ -45,19 +39,6 @@ def session_run(trace: Trace) -> Anchors | None:
     edges = start if len(start) > 1 else np.array([begin, end])
     start = edges[:max(len(start), 1)]
     return Anchors(SESSION_RUN, "medium", start, start, start, bounds_ns=np.stack((edges[:-1], edges[1:]), axis=1))
-
-
-def session_calls(trace: Trace) -> Anchors | None:
-    """Calls of ``session.run`` that train. Others in between are work of the loop, as an evaluation after each update,
-    or where far more come than usual another loop."""
-    host, (steps, others) = trace.host, session_runs(trace)
-    if len(steps) < _MIN_SESSION_RUNS:
-        return None
-    start = host.start_ns[steps]
-    pauses = pauses_for_other_calls(start, host.start_ns[others], host.end_ns[others])
-    return Anchors("calls of session.run", "medium", start, host.end_ns[steps], np.concatenate((start, pauses.start)),
-                   phase=TRAINING if len(others) else UNKNOWN,
-                   other_loops={EVALUATION: pauses} if len(pauses.start) else {})
 
 
 def step_markers(trace: Trace) -> Anchors | None:

@@ -24,19 +24,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gputop.analysis.results import StepTimes
-from gputop.analysis.steps import step_marks
+from gputop.analysis.steps import function_calls, step_marks
 from gputop.analysis.steps.anchors import BY_THEIR, Anchors
 from gputop.analysis.steps.compilations import Rebuilt, rebuilt
-from gputop.analysis.steps.function_calls import (
-    calls_of_functions,
-    eager_batches,
-    few_keras_calls,
-    function_calls,
-    jax_calls,
-    keras_calls,
-    long_calls,
-    rebuilt_calls,
-)
 from gputop.analysis.steps.jax_calls import gradient_functions
 from gputop.analysis.steps.kernel_sequence import kernel_sequence
 from gputop.analysis.steps.model import Steps
@@ -86,26 +76,28 @@ STEP_DETECTORS = (
                  "a device executor", min_steps=1),
     StepDetector("step markers", step_marks.step_markers, "TensorFlow, Keras 2, JAX: the loop marks its steps",
                  "events with `step_num`", min_steps=1),
-    StepDetector("Keras's step functions", keras_calls, "Keras 3, and Keras 2 without markers",
+    StepDetector("Keras's step functions", function_calls.keras_calls, "Keras 3, and Keras 2 without markers",
                  "two calls to a step function", min_steps=2, packs_iterations=True),
     StepDetector("numbered ranges", step_marks.numbered_steps, "any: numbered user ranges mark the iterations",
                  "three NVTX or `record_function` ranges such as `step N`, or repeating `micro_batch N` ranges",
                  min_steps=1),
-    StepDetector("recompiled function", rebuilt_calls, "JAX: recompiling one function takes most of the time",
-                 "two calls that compile the function", min_steps=1, max_warm_up=0, builds=True),
-    StepDetector("jitted function", jax_calls, "JAX: a loop calls jitted functions",
+    StepDetector("recompiled function", function_calls.rebuilt_calls,
+                 "JAX: recompiling one function takes most of the time", "two calls that compile the function",
+                 min_steps=1, max_warm_up=0, builds=True),
+    StepDetector("jitted function", function_calls.jax_calls, "JAX: a loop calls jitted functions",
                  "three `PjitFunction` calls to one function, or a repeating sequence of such calls", min_steps=2),
-    StepDetector("tf.function", function_calls, "TensorFlow: a custom loop calls a tf.function",
+    StepDetector("tf.function", function_calls.function_calls, "TensorFlow: a custom loop calls a tf.function",
                  "three calls to the function, as `EagerExecute` or `tf_function_call`", min_steps=2),
-    StepDetector("one Keras call", few_keras_calls, "Keras: a recording with one or two steps",
+    StepDetector("one Keras call", function_calls.few_keras_calls, "Keras: a recording with one or two steps",
                  "one call to a step function", min_steps=1, packs_iterations=True),
-    StepDetector("two long calls", long_calls, "TensorFlow: a recording with one or two steps of a custom loop",
+    StepDetector("two long calls", function_calls.long_calls,
+                 "TensorFlow: a recording with one or two steps of a custom loop",
                  "two calls to a tf.function, each at least one second long", min_steps=1),
     StepDetector("XProf's steps", step_marks.viewer_steps, "any: XProf has opened and saved the file",
                  "XProf's step line", min_steps=1),
-    StepDetector("calls of session.run", step_marks.session_calls, "TensorFlow 1: a loop calls `session.run`",
+    StepDetector("calls of session.run", function_calls.session_calls, "TensorFlow 1: a loop calls `session.run`",
                  "three `SessionRun` calls of one thread", min_steps=2),
-    StepDetector("eager batches", eager_batches, "TensorFlow: a loop runs ops without a tf.function",
+    StepDetector("eager batches", function_calls.eager_batches, "TensorFlow: a loop runs ops without a tf.function",
                  "three calls to `IteratorGetNext` from Python", min_steps=2),
     StepDetector("optimizer steps", optimizer_steps, "PyTorch: an unmarked loop", "three calls to `Optimizer.step#`",
                  min_steps=2, max_warm_up=_FEW_WARM_UP),
@@ -155,7 +147,7 @@ def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> S
 
 def _function_phases(trace: Trace) -> dict[str, str]:
     """The phase of each tf.function and jitted function, by name, where the trace shows it."""
-    rows, function = calls_of_functions(trace)
+    rows, function = function_calls.calls_of_functions(trace)
     phase_of = phases(trace, rows, np.asarray(function, np.int64)) if len(rows) else {}
     phase_of |= dict.fromkeys(np.flatnonzero(gradient_functions(trace)).tolist(), TRAINING)
     return {trace.names[index]: phase for index, phase in phase_of.items() if phase != UNKNOWN}

@@ -309,8 +309,6 @@ class ServerWatch:
         self._on_change()
 
     def allow(self, server: Server) -> None:
-        """Let captures go to a server of another user, or to one that took the place of a named one, until gputop
-        ends."""
         self.job.allow(server)
         self.ended_server = None
         self.servers = self._in_order([self.job.as_allowed(s) for s in self.servers])

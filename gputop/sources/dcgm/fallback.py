@@ -42,7 +42,6 @@ class NvmlWithDcgmFallback(LiveSource):
 
     @property
     def label(self) -> str:
-        """Label of what is read, for the header: "NVML + DCGM 4.2 host engine, driver 550.54"."""
         if self._client is None or not any(probe.from_dcgm for probe in self.gpus):
             return self._nvml.label
         way, comma, driver = self._nvml.label.partition(",")

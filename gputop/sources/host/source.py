@@ -48,10 +48,7 @@ class PsutilHost:
         self.watched_pids: tuple[int, ...] = ()  # told of although they hold no GPU; replaced by any thread
 
     def read(self, now_s: float) -> HostSample:
-        """One sample; rates cover the time since the sample before and are missing in the first.
-
-        Between the periods the last sample is returned.
-        """
+        """The last sample again, between the periods."""
         clock_s = self._clock()
         if self._last is not None and 0 <= clock_s - self._last[0] < PERIOD_S:
             return self._last[1]

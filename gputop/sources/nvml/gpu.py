@@ -73,7 +73,6 @@ class NvmlGpu(WithGpm):
         return probe
 
     def read(self, now_s: float) -> GpuSample:
-        """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
             return self._final_sample
         try:

@@ -125,7 +125,6 @@ class MigInstance(WithGpm):
         return self._device.gpu_instance
 
     def read(self, now_s: float) -> GpuSample:
-        """One sample; blocks for as long as the driver does."""
         if self._final_sample is not None:
             return self._final_sample
         try:

@@ -45,7 +45,6 @@ class NvmlSource(LiveSource):
 
     @property
     def label(self) -> str:
-        """Label of what is read, for the header: "NVML + GPM, driver 580.65.06"."""
         way = "NVML + GPM" if any(device.has_gpm for device in self.gpus) else "NVML"
         return f"{way}, driver {self._driver}" if self._driver else way
 

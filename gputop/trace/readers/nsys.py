@@ -24,8 +24,8 @@ from gputop.trace import kernel_names
 from gputop.trace.builder import MAX_GPUS, TraceBuilder, row_hashes
 from gputop.trace.int_map import IntMap
 from gputop.trace.launch_join import Launches, set_launches
-from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, LaunchShape, Line, MemoryKind, Trace, TraceGpu
-from gputop.trace.occupancy import sm_count, theoretical_occupancy
+from gputop.trace.model import I64, DeviceEvents, HostEvents, Kind, Line, MemoryKind, Trace, TraceGpu
+from gputop.trace.occupancy import LaunchShape, sm_count, theoretical_occupancy
 from gputop.trace.quality import note_messages
 from gputop.trace.readers.content import MemoryWatch, memory_limit, open_trace, too_big
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gputop.analysis.gpu.device_time import timelines
 from gputop.analysis.gpu.kernel_table import SIZE_BOUNDS_NS, TOP, kernel_sizes, kernels
-from gputop.analysis.results import KernelRow, Kernels, KernelShape, KernelSizes
+from gputop.analysis.results import KernelRow, Kernels, KernelSizes
 from gputop.analysis.steps.steps import find_steps
 from gputop.trace.kernel_names import classify
 from gputop.trace.model import Kind, LaunchShape, Trace
@@ -64,10 +64,10 @@ def test_rows_against_plain_counting(events):
         about = classify(row.name)
         assert row.types == {about.dtype: 1.0} and row.collective == (about.kind is Kind.COLLECTIVE)
         assert row.tensor_core == (None if about.tensor_core is None else float(about.tensor_core))
-        of_shape: dict[KernelShape, float] = defaultdict(float)
+        of_shape: dict[LaunchShape, float] = defaultdict(float)
         for e in own:
             if e[5] is not None:
-                of_shape[KernelShape(*e[5])] += e[2]
+                of_shape[e[5]] += e[2]
         known = {s: t for s, t in of_shape.items() if s.occupancy is not None}
         assert row.shapes == len(of_shape) and (row.shape is None) == (not of_shape)
         assert row.shape is None or of_shape[row.shape] == pytest.approx(max(of_shape.values()))

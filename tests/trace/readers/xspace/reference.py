@@ -187,8 +187,12 @@ def _launch(calls: list[Any], correlation: int, gpu: int, by_device: bool) -> An
 
 
 def _shape(texts: dict[str, str]) -> tuple[Any, ...] | None:
-    shape = kernel_names.launch_shape(texts.get("kernel_details", ""))
-    return shape and shape[:4]  # the occupancy may be the reader's
+    return _told(kernel_names.launch_shape(texts.get("kernel_details", "")))
+
+
+def _told(shape: kernel_names.LaunchShape | None) -> tuple[Any, ...] | None:
+    """The shape without its occupancy, which may be the reader's."""
+    return shape and (shape.grid, shape.block, shape.registers, shape.shared_bytes)
 
 
 def _op(texts: dict[str, str]) -> str | None:
@@ -210,7 +214,7 @@ def actual(trace: Trace, first: int) -> tuple[Counter, Counter, Counter]:
 
     device = Counter(
         (f"/device:GPU:{trace.gpus[g].ordinal}", trace.lines[ln].name, names[n], s + first, e + first, c, text(op),
-         trace.launch_shapes[i][:4] if i >= 0 else None, b, src, dst,
+         _told(trace.launch_shapes[i]) if i >= 0 else None, b, src, dst,
          *((begun + first, done + first, trace.lines[thread].name) if thread >= 0 else (None, None, None)))
         for g, ln, n, s, e, c, op, i, b, src, dst, begun, done, thread in zip(*(x.tolist() for x in (
             d.gpu, d.line, d.name, d.start_ns, d.end_ns, d.correlation, d.tf_op, d.shape, d.bytes, d.src, d.dst,
