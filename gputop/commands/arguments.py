@@ -51,7 +51,7 @@ class Command(Struct, frozen=True):
 
 COMMANDS: Mapping[str, Command] = {
     "snapshot": Command("print the current state of the node",
-                        "Write what the monitor shows as text, JSON, a picture, or one HTML page.",
+                        "Write what the monitor shows as text, JSON, or one HTML page.",
                         "gputop snapshot -o node.html"),
     "capture": Command("capture a trace and print its findings",
                        "Record a trace of the job on this node (or of PID, or at HOST:PORT), analyze it, and print "

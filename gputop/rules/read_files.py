@@ -54,9 +54,9 @@ def load_rules(paths: Sequence[RulePath]) -> tuple[list[RuleFile], list[str]]:
                 owner, text = os.fstat(file.fileno()).st_uid, file.read(MAX_BYTES).decode("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            mend = f"; to use it anyway: --rules {rule_path.path}" if rule_path.by != "named" and isinstance(
+            fix = f"; to use it anyway: --rules {rule_path.path}" if rule_path.by != "named" and isinstance(
                 error, UnsafeFile) else ""
-            unread.append(f"gputop ignores {rule_path.path}: {reason}{mend}")
+            unread.append(f"{rule_path.path} is not read: {reason}{fix}")
         else:
             files.append(read_rules(text.replace("\r\n", "\n"), rule_path.path))
             files[-1].owner = owner

@@ -87,7 +87,7 @@ def test_which_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [own.by for own in paths] == ["user", "project"]
     files, unread = load_rules([*paths, RulePath("absent.toml", "named")])
     assert [file.name for file in files] == [own.path for own in paths]
-    assert unread == ["gputop ignores absent.toml: No such file or directory"]
+    assert unread == ["absent.toml is not read: No such file or directory"]
 
 
 def test_a_project_s_file_of_somebody_else_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ from gputop.trace.intervals import Spans, coverage, overlap
 from gputop.trace.lookups import host_rows, host_stat, how_to_mark_steps
 from gputop.trace.model import Trace
 
+_BETWEEN_OPS = 0.1  # of a line's time in the gaps: less between ops is the sampling's error
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
 _SAVED_BY_16 = 15 / 16  # share of the gaps that 16 steps a call save, besides time within each call
 _BATCHES = "Preparing batches between steps takes {} of the step time"
@@ -90,7 +91,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     share = host.gap_s / facts.period_s
     lines, of_ops = ([line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == gap for line in gaps.lines]
                      for gap in ("gap", "eager"))
-    runs_ops_s = sum(line.s_per_step for line in lines if line.line in {of_op.line for of_op in of_ops})
+    between_ops_s = {line.line: line.s_per_step for line in of_ops}
+    runs_ops_s = sum(line.s_per_step for line in lines
+                     if between_ops_s.get(line.line, 0.0) >= _BETWEEN_OPS * line.s_per_step)
     named_s = limit("step_gap_host.named") * host.gap_s
     unnamed = known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None
     gaps = waits_for_host(facts, "gap")

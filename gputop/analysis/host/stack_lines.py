@@ -30,6 +30,7 @@ from gputop.analysis.host.python_stacks import PythonStacks, StackSpans, line_te
 from gputop.analysis.host.python_tracer import tells_lines, traced_stacks
 from gputop.analysis.host.work_kinds import SAVES_CHECKPOINT
 from gputop.analysis.results import FlameNode, GapLines, HostStacks, StackLine
+from gputop.analysis.steps.compilations import PJIT
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.training_loops import GRAIN, loads_itself, training_loops
 from gputop.core.host_stacks import StackFrame
@@ -116,8 +117,9 @@ class _Telling(Struct, frozen=True):
 class Lines:
     """The lines of one process on a trace's clock: asked for gaps, answers with their lines."""
 
-    def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY) -> None:
-        """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for."""
+    def __init__(self, python: PythonStacks, outside: Spans, gaps: Spans = EMPTY, *, queues: bool = False) -> None:
+        """``outside``: time in which the training loop runs the step; ``gaps``: all that will be asked for;
+        ``queues``: the step's calls return before its work is done."""
         self.python, self.within, loop = python, merge(outside, gaps), python.loop
         self._loader_of = loader_of_frames(python)
         self._loads = np.array([any(self._loader_of[frame] for frame in stack) for stack in python.stacks], bool)
@@ -127,7 +129,7 @@ class Lines:
         self._saves = np.array([next((frame for frame in stack if saves[frame]), -1) for stack in python.stacks],
                                np.int64)
         self._in_steps = self._by_stack(coverage(outside, loop.start, loop.end))
-        self._around = self._frames_around(outside)
+        self._around = self._frames_around(outside) - (self._beside(outside) if queues else frozenset())
         within = (gaps, outside)
         begun = [self._by_stack(coverage(spans, loop.seen, loop.seen + 1)) for spans in within]
         # Those first seen in gaps at least so many times as often as outside of them.
@@ -154,7 +156,8 @@ class Lines:
         if kind != INPUT_GAP:
             return [(self.python.loop, False)]
         loop = [(self.python.loop, True)] if self.python.loop_loads else []
-        return [*loop, *((spans, True) for spans in self.python.others)]
+        # A thread that stands where it stood at first has made none of the batches.
+        return [*loop, *((spans, True) for spans in self.python.others if len(spans.seen) > 1 or self.python.exact)]
 
     def seen(self, gaps: Spans, kind: str = "gap") -> Spans:
         """Gaps that the stacks cover."""
@@ -267,6 +270,8 @@ class Lines:
                 with_stack, stack = with_stack[self._loads[stack]], stack[self._loads[stack]]
             parts.append((telling.line[stack], telling.outer[stack], telling.leaf[stack], inside[with_stack],
                           spans.start[with_stack], spans.end[with_stack], stack))
+            if kind == INPUT_GAP and whole is self.python.loop and parts[-1][3].sum() > _MOST * gaps.total:
+                break  # it makes its batches itself, whatever other threads do meanwhile
         if not parts:
             return []
         line, outer, leaf, inside, start, end, stack = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -332,6 +337,17 @@ class Lines:
         total = outside.total if self.python.exact else int(inside.sum())
         return frozenset(frame for frame, time in times.items() if time > _ENCLOSING_SHARE * total)
 
+    def _beside(self, calls: Spans) -> frozenset[int]:
+        """The user's innermost lines that run for far longer than these calls, and not all the time: none of them makes
+        the calls, of which the shortest lie within the error of the samples' clock."""
+        python, times = self.python, self._by_stack(self.python.loop.end - self.python.loop.start)
+        of_frame: dict[int, int] = {}
+        for stack in np.flatnonzero(times).tolist():
+            for frame in python.own(stack)[-1:]:
+                of_frame[frame] = of_frame.get(frame, 0) + int(times[stack])
+        others = int(times.sum()) - calls.total // 2
+        return frozenset(frame for frame, time in of_frame.items() if _GAP_RATIO * calls.total < time <= others)
+
     def flame(self, window: Spans, gaps: Spans, per: float) -> tuple[FlameNode, ...]:
         """The loop's stacks as a tree, seconds by ``per``, the calls of each line that take most first. Lines of
         libraries that do nothing but pass a call on are left out."""
@@ -380,9 +396,11 @@ def host_stacks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps
         return HostStacks(basis=basis, reason=reason) if reason else None
     window = Spans(*(np.array([edge], np.int64) for edge in trace.window_ns))
     within = window if steps is None else steps.call_spans if steps.inside else steps.spans
+    # JAX's calls return before its programs have run: what Python does meanwhile is no part of them.
+    queues = steps is not None and bool(name_mask(trace, PJIT)[trace.host.name].any()) and steps.call_spans.total > 0
     by_kind, length_s = gap_spans(trace, gpu_timelines, steps, causes, len(python))
     every = [merge(EMPTY, *kinds) for kinds in zip(*by_kind.values(), strict=True)]
-    processes = process_lines(python, within, every)
+    processes = process_lines(python, steps.call_spans if queues and steps else within, every, queues=queues)
     per = steps.count if steps is not None else 1
     gap_kinds = sorted((gap_lines(kind, gaps, length_s[kind] / per, processes) for kind, gaps in by_kind.items()
                         if any(len(spans.start) for spans in gaps)), key=lambda kind_of_gap: -kind_of_gap.s_per_step)
@@ -405,11 +423,12 @@ def python_of(trace: Trace) -> list[PythonStacks]:
     return traced_stacks(trace)
 
 
-def process_lines(python: Sequence[PythonStacks], within: Spans, gaps: Sequence[Spans]) -> list[Lines]:
+def process_lines(python: Sequence[PythonStacks], within: Spans, gaps: Sequence[Spans], *, queues: bool = False,
+                  ) -> list[Lines]:
     """``gaps`` are all gaps of the steps, in the rest of which the loop is in its step; of each process, or one of
     all."""
     each = zip(python, _of_each(gaps, python), strict=True)
-    return [Lines(process, subtract(within, spans), spans) for process, spans in each]
+    return [Lines(process, subtract(within, spans), spans, queues=queues) for process, spans in each]
 
 
 def _of_each(gaps: Sequence[Spans], processes: Sequence[object]) -> Sequence[Spans]:

@@ -179,14 +179,15 @@ def test_lines_that_run_the_ops_one_by_one_are_no_work_beside_the_model():
         b.host("PjitFunction(helper)", i * 20_000.0 + 19_000, 60)
     facts = analyze_to_facts(b.build())
 
-    def judged(line: str) -> object:
-        gaps = (GapLines("eager", 8e-3, 9, 9, (StackLine("t.py:6 forward", "/u/t.py", 8e-3, 1.0),)),
+    def judged(line: str, between_ops_s: float = 8e-3) -> object:
+        gaps = (GapLines("eager", between_ops_s, 9, 9, (StackLine("t.py:6 forward", "/u/t.py", between_ops_s, 1.0),)),
                 GapLines("gap", 9e-3, 9, 9, (StackLine(line, "/u/t.py", 9e-3, 1.0),)))
         return judge_step_gap_host(replace(facts, analysis=replace(
             facts.analysis, stacks=HostStacks(basis="step", gaps=gaps))))
 
     assert isinstance(judged("t.py:9 log"), StepGapHost)
     assert "one by one" in getattr(judged("t.py:6 forward"), "what", "")
+    assert isinstance(judged("t.py:6 forward", 0.4e-3), StepGapHost)  # seen between ops by the error of the samples
 
 
 def test_a_loop_of_jaxs_own_ops_is_the_step_where_it_repeats():

@@ -289,9 +289,37 @@ def test_a_thread_that_was_seen_long_ago_is_not_charged():
     b = keras_steps(Builder(gpus=0), 60, STEP_S * 1e6, CALL_S * 1e6)
     for i in range(60):
         b.host("IteratorGetNextOp::DoCompute", i * STEP_S * 1e6 + 1000, 50_000, line="tf_Compute/1")
-    trace = with_samples(b, {"MainThread": [(0.0, STEP)], "short": [(0.0, "train.py:20 decode")]}, 6.0)
+    short, asleep = [(0.0, "train.py:20 open"), (0.01, "train.py:21 decode")], [(0.0, "train.py:30 heartbeat")]
+    trace = with_samples(b, {"MainThread": [(0.0, STEP)], "short": short, "asleep": asleep}, 6.0)
     (line,) = gap(analyze_trace(trace), "input").lines
-    assert line.share == pytest.approx(2.0 / 6.0, abs=0.05)
+    assert line.line == "train.py:21 decode" and line.share == pytest.approx(2.0 / 6.0, abs=0.05)
+
+
+def test_a_loop_that_makes_its_batches_is_not_charged_with_other_threads():
+    makes, other = "train.py:9 main > torch/utils/data/dataloader.py:7 next > train.py:20 load", "train.py:30 beat"
+    changes, beats = [], []
+    for i in range(10):
+        changes += [(i * 0.1, makes), (i * 0.1 + 0.08, STEP)]
+        beats += [(i * 0.1, f"{other} > train.py:31 write"), (i * 0.1 + 0.002, other)]
+    for loads, names in ((True, {"train.py:20 load"}), (False, {"train.py:30 beat", "train.py:31 write"})):
+        process = sampled_stacks(sampled({"MainThread": changes, "beat": beats}, 1.0), 1000 * 10**9, loads)
+        waits = union([i * 10**8 for i in range(10)], [i * 10**8 + 8 * 10**7 for i in range(10)])
+        found = gap_lines("input", [waits], 0.08, process_lines([process], union([0], [10**9]), [waits]))
+        assert {line.line for line in found.lines} <= names and found.lines
+
+
+def test_a_line_that_prepares_while_jaxs_programs_run_is_beside_their_calls():
+    """The calls return at once and lie within the error of the samples' clock; the program runs for half of a step."""
+    prepares, calls = (f"train.py:90 <module> > train.py:{line} main" for line in (11, 12))
+    prepares += " > jax/_src/dtypes.py:7 dtype"
+    b, changes = Builder(gpus=0), []
+    for i in range(30):
+        at = i * 40_000
+        b.host("PjitFunction(train_step)", at + 38_000, 1_000)
+        b.host("ThunkExecutor::Execute", at + 39_000, 20_000, line="tf_XLAPjRtCpuClient/7")
+        changes += [(at / 1e6, prepares), (at / 1e6 + 0.038, calls)]
+    found = gap(analyze_trace(with_samples(b, {"MainThread": changes}, 1.2, rate_hz=1000.0)))
+    assert found.lines[0].line == "train.py:11 main" and found.lines[0].inner == "jax/…/dtypes.py:7 dtype"
 
 
 def test_without_samples_the_reason_stands_where_they_would_help():
