@@ -46,6 +46,7 @@ _MIN_LOOP_CALLS = 3  # calls of one function, to be taken for those of a loop
 # Two calls that take this share of the recording, each so long that it hardly holds more, are its steps. gputop's own
 # figures.
 _LONG_CALLS_SHARE, _LONG_CALL_NS = 0.5, 10**9
+_EVALUATES = re.compile(r"(?i)eval|valid|test|accura|metric")
 _MIN_REBUILD_SHARE = 0.5  # share of the recording that goes into building one function anew. gputop's own figure
 
 
@@ -252,6 +253,9 @@ def repeating_calls(trace: Trace, rows: I64, function: npt.NDArray, name: str,
     in_loop = function == loop
     steps, others = rows[in_loop], rows[~in_loop]
     steps = outermost_rows(trace, steps[host.line[steps] == busiest_line(trace, host.line[steps])])  # (3)
+    if trains is not None and trains[loop]:  # what else runs, without a gradient, evaluates or predicts
+        phase_of |= {index: EVALUATION if _EVALUATES.search(trace.names[index]) else PREDICTION
+                     for index, phase in phase_of.items() if phase == UNKNOWN and not trains[index]}
     return _loop(trace, name.format(trace.names[loop]), steps, others, TRAINING if loop in training else UNKNOWN,
                  loop_selection.phase_of_most(function[~in_loop], length[~in_loop], phase_of))
 

@@ -244,6 +244,22 @@ def test_jitted_steps_between_which_ops_evaluate_one_by_one_are_steps_where_they
     assert steps is not None and (steps.times.anchor, steps.count) == (anchor, pytest.approx(count, abs=6))
 
 
+@pytest.mark.parametrize(("function", "phase"), [("compute_accuracy", "evaluation"), ("<lambda>", "prediction")])
+def test_a_loop_of_a_jitted_function_without_gradients_evaluates_or_predicts(function, phase):
+    b = Builder(gpus=0)
+    for i in range(60):
+        at = i * 1_000 + i // 10 * 5_000
+        b.host("PjitFunction(update)", at, 800)
+        b.host("dot.0", at + 100, 500, line="tf_XLAPjRtCpuClient/1", hlo=0, hlo_module="jit_update")
+        for k in range(8 if i % 10 == 9 else 0):
+            b.host(f"PjitFunction({function})", at + 900 + k * 600, 550)
+    trace = b.build()
+    trace.hlo_ops = [HloOp("jit(update)/transpose(jvp())/dot_general", "", None, None)]
+    steps = find_steps(trace)
+    assert steps is not None and steps.times.anchor == "calls of PjitFunction(update)"
+    assert {name: len(spans.start) for name, spans in steps.other_loops.items()} == {phase: 5}
+
+
 def _sequence(names: list[str], gaps: float = 50) -> Builder:
     b = Builder(format="nsys")
     t = 0.0
