@@ -39,7 +39,7 @@ from gputop.analysis.host.host_spans import PYTHON_CALLBACK
 from gputop.analysis.layers.scopes import scope_of
 from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.model import Steps
-from gputop.analysis.steps.phases import PREDICTION
+from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.analysis.what_if.cure import Cure
 from gputop.text.units import percent, seconds
@@ -51,6 +51,8 @@ _BETWEEN_OPS = 0.1  # of a line's time in the gaps: less between ops is the samp
 _WORTH_NAMING = 0.01  # share of the gap; less is no part of the cause
 _SAVED_BY_16 = 15 / 16  # share of the gaps that 16 steps a call save, besides time within each call
 _BATCHES = "Preparing batches between steps takes {} of the step time"
+_PREDICT_ONCE = ("Call predict() or evaluate() once for many samples. For a single batch, use predict_on_batch(x) or "
+                 "test_on_batch(x, y), which create no dataset.")
 _INSIDE = {  # by phase: what Keras calls it, and what does so without a new dataset iterator
     "evaluation": ("evaluate", "test_on_batch(x, y)"),
     "prediction": ("predict", "predict_on_batch(x)"),
@@ -68,6 +70,7 @@ class StepGapHost(Verdict, frozen=True, kw_only=True):
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the gaps
     acts: bool = False  # a model predicts between training steps of PyTorch: a policy acts in an environment
     lines: Sequence[StackLine] = ()  # of Python
+    phase: str = ""  # of the steps
     one_cpu: bool = False  # the job may use no other
     slow_host: str | None = None  # the rank whose gaps these are, where the others' are far shorter
 
@@ -113,7 +116,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                            "at most" if bound else "at least" if several else "about"),
                        saving=_SAVED_BY_16 * share if several else None,
                        silent_s=host.gap_silent_s, work=work, executor_work=host.gap_executor, lines=lines,
-                       culprits=on_host(facts, work, gaps), one_cpu=one_cpu,
+                       culprits=on_host(facts, work, gaps), one_cpu=one_cpu, phase=steps.times.phase,
                        new_workers=overlap(gaps, new_workers(facts)) >= limit("step_gap_host.named") * max(
                            gaps.total, 1),
                        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
@@ -230,6 +233,8 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return f"{kind.what}, {named_work(named)}", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
     if loop in KERAS and any(item.name.startswith("MakeIterator::") and item.count_per_step >= 1 for item in v.work):
+        if v.phase in (EVALUATION, PREDICTION):
+            return what, _PREDICT_ONCE, None
         return what, FIT_ONCE.action, FIT_ONCE.code(job)  # a call of fit() for each step
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "

@@ -142,8 +142,9 @@ class Lines:
                                                for in_gaps, in_steps in (begun, ran)], axis=0)
         self._telling_of_callbacks = self._frames_called_back()
         # A line that starts small ops one by one runs in the ops, too, and in the pauses of a thread without a CPU.
-        self._telling_of_ops, self._telling_below = (self._frames_that_tell(False, frozenset()) for _ in range(2))
-        training, below = self._around_the_update()
+        training, below, holds = self._around_the_update()
+        self._telling_of_ops, self._telling_below = (self._frames_that_tell(False, around) for around in (
+            frozenset[int](), holds))
         self._telling_of_ops.line[below] = -1
         self._telling_below.line[~below] = -1
         self._telling[False].line[training] = -1  # a thread without a CPU pauses there, too
@@ -181,9 +182,10 @@ class Lines:
         goes_on = contains(Spans(spans.start[of_gaps], spans.end[of_gaps]), middle)
         return Spans(gaps.start[goes_on], gaps.end[goes_on])
 
-    def _around_the_update(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _around_the_update(self) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], frozenset[int]]:
         """Masks of the stacks that run the step in a function that calls the optimizer, up to the line from which it
-        does so, and of those without the step below that line, or in a callback after a batch."""
+        does so, and of those without the step below that line, or in a callback after a batch; and the lines around
+        such callbacks."""
         python, calls = self.python, dict[tuple[str, str], dict[int, int]]()
         times = self._by_stack(coverage(self.within, python.loop.start, python.loop.end))
         of_step, of_optimizer, of_callbacks = ([pattern.search(f"{frame.file} {frame.function}") is not None
@@ -202,7 +204,9 @@ class Lines:
                        if (frame.file, frame.function) in last), False) for frames in users]
         above = [bool(frames) and frames[-1].line <= last.get((frames[-1].file, frames[-1].function), -1)
                  for frames in users]
-        return runs & np.array(above, bool), after_batch | (~runs & np.array(below, bool))
+        holds = frozenset(frame for stack in np.flatnonzero(after_batch).tolist()
+                          for frame in takewhile(lambda frame: not of_callbacks[frame], python.stacks[stack]))
+        return runs & np.array(above, bool), after_batch | (~runs & np.array(below, bool)), holds
 
     def pauses(self, within: Spans, least_ns: float) -> tuple[Spans, Spans]:
         """Pauses of the training loop, each one call of ``least_ns`` or more, by its stacks alone, and the rest of this
@@ -338,14 +342,16 @@ class Lines:
         return frozenset(frame for frame, time in times.items() if time > _ENCLOSING_SHARE * total)
 
     def _beside(self, calls: Spans) -> frozenset[int]:
-        """The user's innermost lines that run for far longer than these calls, and not all the time: none of them makes
-        the calls, of which the shortest lie within the error of the samples' clock."""
+        """The lines that run for far longer than these calls, and not all the time: none of them makes the calls, of
+        which the shortest lie within the error of the samples' clock."""
         python, times = self.python, self._by_stack(self.python.loop.end - self.python.loop.start)
+        begins = np.array([stack[0] if stack else -1 for stack in python.stacks], np.int64)
+        whole = begins == _most(begins, times)  # a torn stack may lack those around
         of_frame: dict[int, int] = {}
-        for stack in np.flatnonzero(times).tolist():
-            for frame in python.own(stack)[-1:]:
+        for stack in np.flatnonzero(whole & (times > 0)).tolist():
+            for frame in set(python.stacks[stack]):
                 of_frame[frame] = of_frame.get(frame, 0) + int(times[stack])
-        others = int(times.sum()) - calls.total // 2
+        others = int(times[whole].sum()) - calls.total // 2
         return frozenset(frame for frame, time in of_frame.items() if _GAP_RATIO * calls.total < time <= others)
 
     def flame(self, window: Spans, gaps: Spans, per: float) -> tuple[FlameNode, ...]:

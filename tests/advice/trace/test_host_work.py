@@ -362,6 +362,9 @@ def test_a_call_of_fit_for_each_step_is_the_cause_and_not_the_calls_from_python(
             gpus=(), share=0.6, gap_s=0.6, silent_s=0.1, work=work, executor_work=()), job)
         assert ("train_on_batch" in (words.snippet or "")) == ("fit() once" in words.action) == once
         assert ("steps_per_execution" in (words.snippet or "")) != once
+        predicts = describe_step_gap_host(StepGapHost(gpus=(), share=0.6, gap_s=0.6, silent_s=0.1, work=work,
+                                                      executor_work=(), phase="prediction"), job)
+        assert ("predict_on_batch" in predicts.action) == once and "fit()" not in predicts.action
 
 
 def test_an_evaluation_after_each_update_in_a_session_is_fetched_with_it():
