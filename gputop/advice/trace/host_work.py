@@ -94,9 +94,8 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     share = host.gap_s / facts.period_s
     lines, of_ops = ([line for gaps in (stacks.gaps if stacks else ()) if gaps.gap == gap for line in gaps.lines]
                      for gap in ("gap", "eager"))
-    between_ops_s = {line.line: line.s_per_step for line in of_ops}
-    runs_ops_s = sum(line.s_per_step for line in lines
-                     if between_ops_s.get(line.line, 0.0) >= _BETWEEN_OPS * line.s_per_step)
+    most_s = {line.line: line.s_per_step / _BETWEEN_OPS for line in of_ops}
+    runs_ops_s = sum(line.s_per_step for line in lines if line.s_per_step <= most_s.get(line.line, 0.0))
     named_s = limit("step_gap_host.named") * host.gap_s
     unnamed = known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None
     gaps = waits_for_host(facts, "gap")
