@@ -54,6 +54,9 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
     each = " for each GPU that runs the kernel" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
+    half, unknown = (sum(r.time_s * r.types.get(name, 0.0) for r in table or () for name in names) / kernels.time_s
+                     if kernels.time_s else 0.0 for names in (("fp16", "bf16"), ("unknown",)))
+    note += f" In 16 bits: {percent(half)} of the time of all kernels (unknown: {percent(unknown)})."
     return Table(name, columns, rows, empty, note if rows else "", commands={
         r.name.removeprefix("void "): r.ncu for r in table or () if r.ncu})
 
@@ -157,6 +160,9 @@ def _host_ops(analysis: Analysis) -> Table:
     note = f"Times and counts {by.text(by_gpu=False)}{', GPU time as mean over the GPUs' if by.gpus > 1 else ''}."
     if ops is not None and (ops.eager_share or 0.0) >= _WORTH_EAGER:
         note += f" Eager ops take {percent(ops.eager_share or 0.0)} of the time in calls from Python."
+    if ops is not None and ops.device_s and any(r.count for r in ops.types):
+        on_host = ops.host_s / (ops.host_s + ops.device_s)
+        note += f" {percent(on_host)} of the time of all ops is on the host, and {percent(1 - on_host)} on GPUs."
     return Table("Host ops", columns, tuple(rows),
                  "No TF ops on host threads: the trace has no host events or is from another framework.",
                  note if rows else "")

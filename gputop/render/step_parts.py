@@ -94,7 +94,7 @@ def path_kind(id_: str) -> tuple[str, str]:
 
 # The parts of a recording. By id: name and meaning.
 WALL_PARTS: dict[str, tuple[str, str]] = {
-    "steps": ("whole steps", "Whole steps, each lasting until the next step, another loop, or the end of an epoch."),
+    "steps": ("whole steps", "Whole steps, each lasting until the next step, another loop, or the end of the loop."),
     "periods": ("repeated sequence", "A repeated sequence of kernels or ops, either the step or a layer of the model. "
                                      "The trace does not show which."),
     "evaluation": ("evaluation", "The evaluation (validation) loop, from its first call to the end of its last call."),

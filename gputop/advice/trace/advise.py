@@ -240,7 +240,7 @@ def lines_of_finding(rule: Rule, verdict: Verdict, facts: TraceFacts) -> tuple[C
 
 # -- what a window that does not train, or may not, says of its training ---------------------------
 
-_CAPTURE = "capture again while the job trains (in Keras: in the middle of an epoch of fit())"
+_CAPTURE = "capture again while the job trains (in Keras: during fit())"
 
 
 def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes | None) -> Finding | Abstained | None:
@@ -257,7 +257,7 @@ def with_evaluation_caveat(outcome: Finding | Abstained | None, steps: StepTimes
             return Abstained(outcome.id, f"training steps. The recorded steps are {steps.phase}; {_CAPTURE}")
         worst = at_most(outcome.severity, "medium" if steps.count >= limit("few.steps") else "low")
         return replace(outcome, severity=worst, why=(
-            f"{outcome.why} The recording shows {steps.phase}, not training: {_CAPTURE} before you change the job."))
+            f"{outcome.why} The recording shows {steps.phase}. If the job also trains, {_CAPTURE} first."))
     if steps.phase == UNKNOWN and UNKNOWN in steps.left_out_s:
         return replace(outcome, severity=at_most(outcome.severity, "medium"), why=(
             f"{outcome.why} The trace does not show whether these steps train or evaluate: {_CAPTURE}."))

@@ -17,6 +17,7 @@ from gputop.advice.trace.facts import TraceFacts, exposed_ns, removed_host_time
 from gputop.advice.trace.job import Job
 from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
+from gputop.analysis.steps.user_ranges import OF_ENGINE
 from gputop.analysis.what_if.cure import Calls, Cure
 from gputop.analysis.what_if.host_waits import HostWaits, host_waits, waits_again
 from gputop.text.units import count, listed, percent, size
@@ -33,6 +34,8 @@ _ACTIONS = {
     "sync": "Do not synchronize within the step: work on a stream stays in order without it, and CUDA events measure "
             "time without blocking.",
 }
+_RESULTS_AT_ONCE = ("Do not read values back one by one: keep results and conditions on the GPU within a step, and "
+                    "copy all of them to pinned memory at once.")
 # Of copies that are no single values.
 _ACTIONS_IF_LARGE = {
     "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a separate stream, "
@@ -151,6 +154,9 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         source=source("copies_pageable.share", "copies_pageable.bytes"))
 
 
+_OF_TOKENS = 2  # waits per step for the sampled tokens, and for their probabilities
+
+
 class WaitedCopies(Struct, frozen=True):
     """Copies of one way."""
 
@@ -194,6 +200,8 @@ def judge_sync_copies(facts: TraceFacts) -> SyncCopies | ReadsOneByOne | Missing
     of_way = {"d2h": rows[~upwards], "h2d": rows[upwards]}
     ways = {**{way: len(copied) for way, copied in of_way.items()}, "sync": len(blocking) - len(rows)}
     per = len(facts.gpu_timelines) * _steps_with_cost(facts, waits.start_ns[blocking])
+    if facts.steps is not None and OF_ENGINE in facts.steps.times.anchor and len(blocking) <= _OF_TOKENS * per:
+        return Missing("waits for more than the tokens of a step, which a server needs to schedule the next one")
     return SyncCopies(
         gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, syncs=ways["sync"] / per,
         copies={way: WaitedCopies(len(copied) / per, float(np.maximum(device.bytes[copied], 0).mean()))
@@ -243,13 +251,15 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
     what = ("the GPU" if v.way == "sync" else "copies") + (
         "" if job.basis == "window" else " in the middle of the step")
     large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
+    results = job.trains is False and not large and v.way == "d2h"
     return Explanation(
         title=f"Waiting for {what} costs {percent(v.share)} of the {job.basis}",
         why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): "
             f"{listed(made)}. When the host launches again, the GPU's queue is empty. The GPU is idle until the host "
             f"gets ahead again, for {percent(v.share)} of the {job.basis} in total.",
-        evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
-        snippet=code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
+        evidence=evidence, action=_RESULTS_AT_ONCE if results else (
+            _ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
+        snippet=None if results else code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls")
 
 

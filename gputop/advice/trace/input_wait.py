@@ -108,8 +108,9 @@ def _is_odd_batch(facts: TraceFacts, *, is_open: bool) -> bool:
     waits = intersect(waits_for_input(facts), facts.analyzed_spans)
     by_workers = facts.framework == "pytorch" and not loads_itself(facts.trace, facts.analyzed_spans)
     length = (waits.end - waits.start)[waits.end - waits.start >= by_workers * HANDED_OVER_NS]
-    left, least_ns = length.sum() - length.max(initial=0), limit("input_bound.share") * facts.analyzed_spans.total
-    return bool(left < least_ns and (is_open or length.sum() >= least_ns))
+    longest, least_ns = length.max(initial=0), limit("input_bound.share") * facts.analyzed_spans.total
+    left = length.sum() - longest
+    return bool(left < (2 * least_ns if longest > left else least_ns) and (is_open or length.sum() >= least_ns))
 
 
 def _open_wait(facts: TraceFacts, wall: WallTime, open_s: float) -> InputBound:

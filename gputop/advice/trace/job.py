@@ -9,6 +9,7 @@ from gputop.advice.trace.facts import TraceFacts, once_per_trace
 from gputop.advice.trace.inputs import all_allocators
 from gputop.analysis.host.host_causes import runs_eagerly
 from gputop.analysis.steps.jax_calls import own_ops
+from gputop.analysis.steps.phases import PREDICTION
 from gputop.analysis.steps.pytorch_ops import FORWARD
 from gputop.trace.graph_captures import uses_graphs
 from gputop.trace.lookups import PYTHON_FUNCTION, computes_on_cpu, name_mask, optimizer_names
@@ -40,6 +41,7 @@ _OF_MODELS_WORDS = ("cudnn", "softmax", "relu", "gelu", "layernorm", "layer_norm
                     "bn_bw", "dropout", "attention", "fmha", "dgrad", "wgrad", "fprop", "nchw", "nhwc", "embedding",
                     "logits", "cross_entropy", "crossentropy", "train", "epoch", "infer", "token", "backprop")
 _OF_MODELS = f"(?i).*(?:{'|'.join(_OF_MODELS_WORDS)})"
+_SERVED = "signature_wrapper"  # the function of a SavedModel's signature
 _SERVERS = {"SGLang": r".*\bsglang(?:[/:]|_profiler)", "vLLM": r"(?:.*/)?vllm/|.*\bvllm::"}
 
 
@@ -107,9 +109,12 @@ def trains(facts: TraceFacts) -> bool | None:
     3. Without either, no for PyTorch, whose names show both: its ops or, within CUDA graphs, its kernels. Of others it
        is not known: XLA's fusions tell nothing.
 
-    On a CPU it is known of PyTorch alone, where an op with weights runs.
+    On a CPU it is known of PyTorch, where an op with weights runs, and of steps that predict.
     """
     trace, pytorch = facts.trace, facts.framework == "pytorch"
+    times = facts.steps.times if facts.steps is not None else None
+    if times is not None and (times.phase == PREDICTION or _SERVED in times.anchor) and not shows_training(facts):
+        return False
     if not facts.active and not (pytorch and computes_on_cpu(trace) and name_mask(trace, FORWARD).any()):
         return None
     if shows_training(facts):

@@ -106,6 +106,10 @@ def _waits_within_steps(facts: TraceFacts) -> bool:
     return len(waits.line) / threads > (1.5 * facts.steps_or_window if marked else 0.5 * facts.steps_or_window)
 
 
+_GRAPHS_OF_SERVER = ("Let {0} record CUDA graphs, which launch all kernels of a step in one call. During this "
+                     "recording, {0} launched each kernel separately.")
+
+
 def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     clocks_differ = v.launch_delay_s is not None and v.launch_delay_s < _SHORTEST_S
     evidence = known({
@@ -126,8 +130,7 @@ def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:
     kind = f"{'-compiled' if job.compiled else ''}{'-waits' if v.waits else ''}"
     server = code("launch_bound", job.server)
     if server is not None and not job.graphs:
-        action = (f"Let {job.server} record CUDA graphs, which launch all kernels of a batch in one call. During this "
-                  f"recording, {job.server} launched each kernel separately.")
+        action = _GRAPHS_OF_SERVER.format(job.server)
     elif job.graphs:
         action = ("CUDA graphs are already in use: prepare and launch the next graph while the GPU works, and record "
                   "what still runs between two graphs.")
@@ -241,6 +244,7 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
     if v.pace_s is not None:
         why += f" The host launches one kernel every {seconds(v.pace_s)}."
     kind, more = ("-compiled", "more of ") if job.compiled else ("", "")
+    server = code("launch_bound", job.server) if not job.graphs else None
     layers = "use fused layers" if job.trains is False else "use fused layers and optimizers"
     start = "Do the same work in fewer, larger kernels"
     if job.graphs:
@@ -251,11 +255,12 @@ def describe_small_kernels(v: SmallKernels, job: Job) -> Explanation:
             "below_20us_ratio": v.short_ratio, "kernel_median_s": v.kernel_median_s, "pauses_s": v.pauses_s,
             "share_ratio": v.share, "kernels_per_s": v.kernels_per_s, "launch_pace_s": v.pace_s,
             "kernels_per_step": v.kernels_per_step}),
-        action=f"{start}: fuse them, or record them once as a CUDA graph." if job.framework == "unknown" and (
+        action=_GRAPHS_OF_SERVER.format(job.server) if server is not None else (
+            f"{start}: fuse them, or record them once as a CUDA graph.") if job.framework == "unknown" and (
             not job.graphs) else f"{start}: fuse {more}them{_COMPILER.get(job.framework, '') * job.compiles}, batch "
                                  f"small ops together, and {layers}.{job.then_larger}",
-        snippet=job.xla if job.framework == "tensorflow" and not job.graphs else code(
-            "small_kernels", job.framework + kind),
+        snippet=server or (job.xla if job.framework == "tensorflow" and not job.graphs else code(
+            "small_kernels", job.framework + kind)),
         source=source("small_kernels.kernel_s", "small_kernels.share") + "; nsys-ai: kinds of kernels under 10 µs")
 
 

@@ -37,7 +37,7 @@ _WAITS = (r"(?:\$\S+ )?(?:try_to_block|block_until_ready|_?[Aa]wait\w*|result)$|
           r"(?:cu|cuda|hip)\w*Synchronize(?:_v\d)?$|Wait for ")
 _RUNS_OP = r"KernelAndDevice(?:Op|Func)::Run$"
 # What a compiled function hands to Python in its midst, of JAX jax.pure_callback, io_callback, debug.print.
-PYTHON_CALLBACK = rf"\S*_callback\b|{PYTHON_OP}"
+PYTHON_CALLBACK = rf"(?:\S*_callback|debug_print)\b|{PYTHON_OP}"
 _XLA_CALLBACK = rf"(?:{PYTHON_CALLBACK}|custom-call)"
 # PyTorch calls no function for a step: Python runs its ops one by one, and each ends in calls of the CUDA runtime.
 _TORCH_OP = r"(?:aten|autograd|c10d|torch\w*)::"
@@ -91,7 +91,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
         called = host_rows(trace, torch, main)
         ops = _innermost(trace, host_rows(trace, r"aten::", main))
         calls, short_ops, short_pauses = _torch_calls(trace, here, called, ops)
-    elif not len(ops) and host_rows(trace, PJIT).size:
+    elif host_rows(trace, PJIT).size:  # what else looks like an op is a part of the runtime
         ops = _innermost(trace, np.flatnonzero(name_mask(trace, _XLA_CALLBACK).take(trace.host.name) & not_input))
     placed_rows = _placed(trace, ops) if trace.gpus else _python_callbacks(trace, ops)
     tracing = merge(_tracing(trace, here, traced, begun), compiling(trace, main), *(

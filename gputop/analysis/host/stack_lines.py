@@ -322,7 +322,7 @@ class Lines:
         line, leaf = (np.full(len(python.stacks), -1, np.int64) for _ in range(2))
         for number, stack in enumerate(python.stacks):
             calls = [depth for depth, frame in enumerate(stack) if _CALLS_BACK.search(python.frames[frame].file)]
-            users = [frame for frame in python.own(number) if calls and frame in stack[calls[-1]:]]
+            users = [frame for frame in python.own(number) if calls and frame in stack[calls[-1] + 1:]]
             if users:
                 line[number], leaf[number] = users[0], stack[-1]
         return _Telling(line, line, leaf, np.zeros(len(python.frames), bool))

@@ -81,8 +81,7 @@ def evaluation_note(steps: StepTimes) -> list[TraceNote]:
     """Note for a window that holds something else than training."""
     if steps.phase in (EVALUATION, PREDICTION):
         return [TraceNote("evaluation", (
-            f"The recorded steps are {steps.phase}, not training, so they do not show how training performs. Capture "
-            "while the job is training."))]
+            f"The recorded steps are {steps.phase}. If the job also trains, capture it while it is training."))]
     if UNKNOWN in steps.left_out_s:
         return [TraceNote("evaluation", (
             f"The recording also contains another Keras step function ({seconds(steps.left_out_s[UNKNOWN])}). No op "

@@ -25,9 +25,9 @@ backward and optimizer in turn.
 How they are found:
 
 1. Families on one thread of the loop: ranges that number an iteration, by their text without numbers; ranges of an
-   inference engine's steps (vLLM's, SGLang's), whose numbers are sizes: one is enough, and those that prefill are told
-   from those that decode; ranges that a word calls the whole step, the model's inference or its forward pass. Names of
-   layers, blocks, stages and other parts are none.
+   inference engine's steps (vLLM, SGLang, TensorRT-LLM), whose numbers are sizes: one is enough, and those that prefill
+   are told from those that decode; ranges that a word calls the whole step, the model's inference or its forward pass.
+   Names of layers, blocks, stages and other parts are none.
 2. Parts in turn: a step ends with a range of the optimizer and begins with the first range that follows the one before
    and names a part of the step (data, gradients to zero, forward, loss, backward). Between two optimizers lies a
    forward or a backward pass, else these are none. Where one step calls several optimizers (a GAN's), their names and
@@ -90,8 +90,10 @@ _ENDS, _ENDS_OF_PARTS = "0123456789])", "0123456789])dD"
 _BEFORE = r"(?:^|[^a-zA-Z]|[a-z](?=[A-Z]))"
 _NUMBERED = re.compile(rf"{_BEFORE}(?i:step|iteration|iter|batch|token|request|prompt|query|inference|frame)"
                        r"[\s_:#=.\[(-]{0,4}[0-9]{1,15}(?![0-9])")
-_ENGINE = re.compile(r"execute_(?:\w{1,24}_)?(?:context|new)_\d|step\[[A-Z]{1,24} bs=\d")
-_DECODES = re.compile(r"execute_(?:\w{1,24}_)?(?:context|new)_0(?!\d)|step\[(?:DECODE|TARGET_VERIFY|DRAFT)")
+_ENGINE = re.compile(r"execute_(?:\w{1,24}_)?(?:context|new)_\d|step\[[A-Z_]{1,24} bs=\d|"
+                     r"_forward_step \d+: \d+ ctx req")
+_DECODES = re.compile(r"execute_(?:\w{1,24}_)?(?:context|new)_0(?!\d)|step\[(?:DECODE|TARGET_VERIFY|DRAFT)|"
+                      r"_forward_step \d+: 0 ctx req")
 _WHOLE = re.compile(
     rf"{_BEFORE}(?i:(?:train(?:ing)?|eval(?:uation)?|valid(?:ation)?|test|inference|predict(?:ion)?|decod(?:e|ing)|"
     r"generation|one|run|process)[ _.:-]?(?:step|iteration|iter|batch)|step|iteration|"
@@ -107,7 +109,7 @@ _QUICK = re.compile(r"(?i)step|iter|batch|token|request|prompt|query|infer|frame
 # All of these are gputop's own figures.
 _HELD, _OF_ALL, _OF_TIME = 0.9, 0.5, 0.5  # shares of the launches meanwhile, of all launches, and of the time
 _ALIKE, _FACTOR = 0.6, 2.0  # share of the ranges that launch as many as the median, within this factor
-_OF_ENGINE = "of an inference engine's steps"  # of one kind: that prefill, or that decode
+OF_ENGINE = "of an inference engine's steps"  # of one kind: that prefill, or that decode
 
 
 # -- numbered ranges ---------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def _of_engine(trace: Trace, rows: I64, launched_ns: I64) -> NamedRanges:
     kinds = {phase: rows[decodes == (phase == "decode")] for phase in SERVES}
     steps = max(kinds, key=lambda phase: int((host.end_ns[kinds[phase]] - host.start_ns[kinds[phase]]).sum()))
     others = {phase: spans_of(trace, of_phase) for phase, of_phase in kinds.items() if phase != steps and len(of_phase)}
-    chosen, name = kinds[steps], f"{_OF_ENGINE} that {steps}"
+    chosen, name = kinds[steps], f"{OF_ENGINE} that {steps}"
     return NamedRanges(name, host.start_ns[chosen], host.end_ns[chosen], chosen,
                        _launches(launched_ns, host.start_ns[rows], host.end_ns[rows]), others)
 
@@ -409,7 +411,7 @@ def _parts_in_turn(trace: Trace, rows: I64, launched_ns: I64) -> list[NamedRange
 
 def _are_iterations(trace: Trace, loop: NamedRanges, launched_ns: I64) -> bool:
     """Return whether the ranges are regular and hold the process' work (3, 4)."""
-    start, end, surely = loop.start_ns, loop.end_ns, loop.name.startswith(_OF_ENGINE)
+    start, end, surely = loop.start_ns, loop.end_ns, loop.name.startswith(OF_ENGINE)
     if len(start) < (1 if surely else _FEWEST) or (start[1:] < end[:-1]).any():
         return False
     if not len(launched_ns):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import mmap
 import os
+import re
 import time
 import zlib
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,8 @@ from gputop.text.units import counted
 
 Data = bytes | bytearray | mmap.mmap
 GZIP = b"\x1f\x8b"
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# UTF-16 by its mark, or by a bracket without one.
+_UTF16 = re.compile(rb"(\xff\xfe|\xfe\xff)|(\0[\[{]\0)|[\[{]\0[^\0]\0")
 _CHUNK_BYTES = 1 << 18
 _PREFIX_BYTES = 1 << 16  # of a file, by which its format is known
 _MEMORY_SHARE = 0.5  # share of the free memory for one trace
@@ -134,8 +136,9 @@ def as_utf8(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Text in UTF-8, also of a file in UTF-16, as Windows' shells write what they redirect."""
     decoder = None
     for number, piece in enumerate(pieces):
-        if not number and piece[:2] in _UTF16:
-            decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        if not number and (match := _UTF16.match(piece)) is not None:
+            name = "utf-16" if match[1] else "utf-16-be" if match[2] else "utf-16-le"
+            decoder = codecs.getincrementaldecoder(name)("replace")
         yield piece if decoder is None else decoder.decode(piece).encode("utf-8", "replace")
 
 

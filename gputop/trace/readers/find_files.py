@@ -46,9 +46,6 @@ def files_at(path: Path, notes: list[TraceNote], run: str | None = None) -> list
             return _files_in(path, notes, run)
         if not path.exists():
             raise GputopError(f"{path} does not exist.", "Check the path, or record a new trace with `gputop capture`.")
-        for format_ in FORMATS:
-            if format_.raw_endings and path.name.endswith(format_.raw_endings):
-                raise _not_exported(path, format_)
         if not path.is_file():
             raise GputopError(f"{path} is neither a file nor a folder.", ACCEPTED)
     except OSError as error:
@@ -74,7 +71,7 @@ def _files_in(folder: Path, notes: list[TraceNote], run: str | None) -> list[Pat
     for format_ in FORMATS:
         for ending in format_.raw_endings:
             if raw := sorted(folder.glob("*" + ending)):
-                raise _not_exported(raw[0], format_)
+                raise not_exported(raw[0], format_)
     raise NoDataError(f"There is no trace in {folder}.", ACCEPTED)
 
 
@@ -175,6 +172,6 @@ def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[Trace
     return [file for _, file in newest.values()]
 
 
-def _not_exported(path: Path, format_: Format) -> GputopError:
+def not_exported(path: Path, format_: Format) -> GputopError:
     what, fix = format_.raw_message
     return GputopError(f"{path} is {what}.", fix.format(stem=path.stem, path=path))

@@ -24,6 +24,8 @@ _REPLACED = b"\xef\xbf\xbd"  # U+FFFD in UTF-8, which stands for bytes that are 
 _XPLANES_FIELD = b"\x0a"  # an XSpace begins with its planes; JSON may begin with the same byte, a newline
 # zip, gzip (twice), xz, bzip2, Zstandard
 _PACKED = (b"PK\x03\x04", b"\x1f\x8b", b"\xfd7zXZ", b"BZh", b"\x28\xb5\x2f\xfd")
+_MARKUP = re.compile(rb"(?:\xef\xbb\xbf)?\s{0,64}<(?:!doctype|html|head|\?xml|error)\b", re.IGNORECASE)
+_JSON_LINES = re.compile(rb"\{[^\n]+\}\r?\n\{")
 # The first device of TensorFlow 2.0's own trace, with its name in a message, where an XPlane has the name itself.
 _TF20_TRACE = re.compile(rb"\x0a.{1,3}\x08.{1,5}\x12.{1,3}\x0a.[ -~]", re.DOTALL)
 
@@ -107,6 +109,16 @@ class OtherFile(Struct, frozen=True):
 OTHER_FILES = (
     OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
               "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
+    OtherFile(lambda path, begin: begin.startswith(b"/annex/objects/"), "a git-annex pointer instead of the file",
+              "Fetch the file: git annex get FILE"),
+    OtherFile(lambda path, begin: _MARKUP.match(begin) is not None, "an HTML or XML page, as a failed download leaves",
+              "Open the file to see what the server answered, and download the trace again."),
+    OtherFile(lambda path, begin: _JSON_LINES.match(begin) is not None and b"traceEvents" not in begin[:1000],
+              "a list of JSON objects, one per line, and not one JSON document",
+              "Write the events as one JSON list. For a report of Nsight Systems: nsys export --type sqlite"),
+    OtherFile(lambda path, begin: path.name.endswith(".ncu-rep"),
+              "an Nsight Compute report, which shows single kernels, not what the GPU waits for",
+              "Record with Nsight Systems or with the framework's profiler."),
     OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
               "a binary trace that was corrupted by copying it as text", "Copy the file again in binary mode."),
     OtherFile(lambda path, begin: _TF20_TRACE.match(begin) is not None and not _is_json(path, begin),
