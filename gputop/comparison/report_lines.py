@@ -98,7 +98,10 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[ReportLine]:
         more.append("The mean varies too much for a verdict.")
     elif c.verdict in _CHANGED and {mean.verdict, median.verdict} == {"better", "worse"}:
         more.append(f"Its typical step is {median.verdict}, though: look at the slow steps.")
-    more += _cost_of_input(c, mean)
+    waits = next((r for r in c.rows if r.group == "breakdown" and r.id == "input"), None)
+    if waits is not None and waits.a and not waits.b and mean.verdict == "better" and mean.a and mean.change:
+        more.append(f"B does not wait for input. If only the input differs (synthetic data), input costs "
+                    f"{seconds(-mean.change)} of each step of A ({percent(-mean.change / mean.a)}).")
     if row.work == 1.0 and c.sample_change is not None:
         more.append("If the bytes copied to the GPUs show the batch size, the time per sample is "
                     f"{'shorter' if c.sample_change < 0 else 'longer'} by {abs(c.sample_change):.1%}.")
@@ -106,14 +109,6 @@ def _summary(c: Comparison, again: str, width: int) -> Iterator[ReportLine]:
         reason = c.repeat.reason or ""
         more.append(f"{_how_often(c)} {reason[:1].upper()}{reason[1:]}. {again}".strip())
     yield from _wrapped(" ".join(more), width) if more else ()
-
-
-def _cost_of_input(c: Comparison, mean: ComparedRow) -> Iterator[str]:
-    """Yield what the input costs, if A waits for batches and B never does, as with synthetic data."""
-    waits = next((r for r in c.rows if r.group == "breakdown" and r.id == "input"), None)
-    if waits is not None and waits.a and not waits.b and mean.verdict == "better" and mean.a and mean.change:
-        yield (f"B does not wait for input. If only the input differs (synthetic data), input costs "
-               f"{seconds(-mean.change)} of each step of A ({percent(-mean.change / mean.a)}).")
 
 
 def _how_often(c: Comparison) -> str:

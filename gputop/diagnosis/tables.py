@@ -54,9 +54,10 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
     each = " for each GPU that runs the kernel" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
-    half, unknown = (sum(r.time_s * r.types.get(name, 0.0) for r in table or () for name in names) / kernels.time_s
-                     if kernels.time_s else 0.0 for names in (("fp16", "bf16"), ("unknown",)))
-    note += f" In 16 bits: {percent(half)} of the time of all kernels (unknown: {percent(unknown)})."
+    if not by_op and kernels.time_s:
+        half, unknown = (sum(r.time_s * r.types.get(name, 0.0) for r in kernels.by_name for name in names)
+                         / kernels.time_s for names in (("fp16", "bf16"), ("unknown",)))
+        note += f" In 16 bits: {percent(half)} of the time of all kernels (unknown: {percent(unknown)})."
     return Table(name, columns, rows, empty, note if rows else "", commands={
         r.name.removeprefix("void "): r.ncu for r in table or () if r.ncu})
 

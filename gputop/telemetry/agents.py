@@ -40,7 +40,6 @@ AT_ONCE = 16  # connections that ask at the same time
 TIMEOUT_S = 20.0  # of a node, from the connection to the last byte
 _LINE_BYTES, _LINES_BEFORE = 1 << 20, 200  # a login may print more before
 _SSH_FAILS = 255
-_POLL_S = 0.1  # for whether to stop asking
 _END_TIMEOUT_S = 2.0  # of a program that has closed its output
 _NAMED = 8  # nodes in a sentence
 _MAX_FILE_BYTES = 1 << 20

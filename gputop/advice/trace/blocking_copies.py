@@ -31,11 +31,11 @@ _ACTIONS = {
            "asynchronously from pinned memory.",
     "d2h": "Do not read values back within the step: keep losses, metrics, and conditions on the GPU, and fetch them "
            "every hundred steps.",
+    "results": "Do not read values back one by one: keep results and conditions on the GPU within a step, and copy all "
+               "of them to pinned memory at once.",
     "sync": "Do not synchronize within the step: work on a stream stays in order without it, and CUDA events measure "
             "time without blocking.",
 }
-_RESULTS_AT_ONCE = ("Do not read values back one by one: keep results and conditions on the GPU within a step, and "
-                    "copy all of them to pinned memory at once.")
 # Of copies that are no single values.
 _ACTIONS_IF_LARGE = {
     "h2d": "Do not wait for large copies to the GPU: copy the next batch from pinned memory, on a separate stream, "
@@ -251,15 +251,14 @@ def describe_sync_copies(v: SyncCopies | ReadsOneByOne, job: Job) -> Explanation
     what = ("the GPU" if v.way == "sync" else "copies") + (
         "" if job.basis == "window" else " in the middle of the step")
     large = of_way is not None and of_way.mean_bytes > limit("copies_pageable.bytes")
-    results = job.trains is False and not large and v.way == "d2h"
+    way = "results" if job.trains is False and not large and v.way == "d2h" else v.way
     return Explanation(
         title=f"Waiting for {what} costs {percent(v.share)} of the {job.basis}",
         why=f"In {job.each}, the host waits for all earlier work on the GPU at these calls (per GPU): "
             f"{listed(made)}. When the host launches again, the GPU's queue is empty. The GPU is idle until the host "
             f"gets ahead again, for {percent(v.share)} of the {job.basis} in total.",
-        evidence=evidence, action=_RESULTS_AT_ONCE if results else (
-            _ACTIONS_IF_LARGE if large else _ACTIONS).get(v.way, _ACTIONS["d2h"]),
-        snippet=None if results else code("sync_copies", f"{'large-' if large else ''}{v.way}-{job.framework}"),
+        evidence=evidence, action=(_ACTIONS_IF_LARGE if large else _ACTIONS).get(way, _ACTIONS["d2h"]),
+        snippet=code("sync_copies", f"{'large-' if large else ''}{way}-{job.framework}"),
         source=source("sync_copies.share") + "; nsys expert rules: synchronous copies, blocking calls")
 
 

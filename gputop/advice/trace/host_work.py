@@ -229,12 +229,12 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
         return _work_inside(v, loop, most)
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what}, {named_work(named)}", kind.fix(job), kind.code(job)
+        return f"{kind.what}, {named_work(named)}", kind.action, kind.code(job)
     what = _gap_content(v, loop, most)
     if loop in KERAS and any(item.name.startswith("MakeIterator::") and item.count_per_step >= 1 for item in v.work):
         if v.phase in (EVALUATION, PREDICTION):
             return what, _PREDICT_ONCE, None
-        return what, FIT_ONCE.fix(job), FIT_ONCE.code(job)  # a call of fit() for each step
+        return what, FIT_ONCE.action, FIT_ONCE.code(job)  # a call of fit() for each step
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "
                       "metrics and per-batch callbacks."), code("step_gap_host", "keras")

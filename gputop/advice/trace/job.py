@@ -112,8 +112,8 @@ def trains(facts: TraceFacts) -> bool | None:
     On a CPU it is known of PyTorch, where an op with weights runs, and of steps that predict.
     """
     trace, pytorch = facts.trace, facts.framework == "pytorch"
-    times = facts.steps.times if facts.steps is not None else None
-    if times is not None and (times.phase == PREDICTION or _SERVED in times.anchor) and not shows_training(facts):
+    if (steps := facts.steps) is not None and not shows_training(facts) and (
+            steps.times.phase == PREDICTION or _SERVED in steps.times.anchor):
         return False
     if not facts.active and not (pytorch and computes_on_cpu(trace) and name_mask(trace, FORWARD).any()):
         return None

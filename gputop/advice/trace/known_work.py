@@ -28,9 +28,6 @@ class KnownWork(Struct, frozen=True):
     def what(self) -> str:
         return HOST_KINDS[self.kind]
 
-    def fix(self, job: Job) -> str:
-        return _PREDICT_ONCE if self.kind == "datasets" and job.trains is False else self.action
-
     def code(self, job: Job) -> str | None:
         serves = "serves-" if job.trains is False else ""
         return code("step_gap_host", *(f"{self.kind}-{serves}{key}" for key in job.keys))
@@ -47,10 +44,8 @@ WORK: tuple[KnownWork, ...] = (
     KnownWork("session", "Fetch these values in the call of session.run that trains, if they may be of its batch, or "
                          "fetch them every hundred steps."),
 )
-FIT_ONCE = KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece "
-                                 "of data: each call creates and frees datasets and their iterators.")
-_PREDICT_ONCE = ("Call predict() once for many inputs, or call the model itself for a few: each call of predict() "
-                 "creates and frees a dataset and its iterator.")
+FIT_ONCE = KnownWork("datasets", "Call fit() or predict() once, with one dataset, instead of once for each epoch or "
+                                 "piece of data: each call creates and frees datasets and their iterators.")
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Only a function's first call with given shapes and types compiles. If this recurs, call "

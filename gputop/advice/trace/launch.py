@@ -32,6 +32,8 @@ _SHORTEST_S = 1e-7  # no kernel starts so soon after its launch
 _COMPILED_RUNS = r"Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction(?:Backward)?$"
 _ONE_BY_ONE = 0.5  # share of the kernels that have a launch of their own
 _QUICK = 0.05  # quantile of the times between launches
+_GRAPHS_OF_SERVER = ("Let {0} record CUDA graphs, which launch all kernels of a step in one call. During this "
+                     "recording, {0} launched each kernel separately.")
 
 
 class LaunchBound(Verdict, frozen=True, kw_only=True):
@@ -104,10 +106,6 @@ def _waits_within_steps(facts: TraceFacts) -> bool:
     threads = max(len(np.unique(waits.line)), 1)
     marked = facts.steps is not None and bool(facts.steps.call_ends_ns)
     return len(waits.line) / threads > (1.5 * facts.steps_or_window if marked else 0.5 * facts.steps_or_window)
-
-
-_GRAPHS_OF_SERVER = ("Let {0} record CUDA graphs, which launch all kernels of a step in one call. During this "
-                     "recording, {0} launched each kernel separately.")
 
 
 def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:

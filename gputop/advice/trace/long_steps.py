@@ -241,7 +241,7 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
         return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
     if recognized is not None:
         kind, named = recognized
-        return f"{kind.what} ({named[0].name})", kind.fix(job), kind.code(job)
+        return f"{kind.what} ({named[0].name})", kind.action, kind.code(job)
     read = next((work.count_per_step for work in v.work if work.name == READ_VARIABLE), 0.0)
     if part in _HOST and read >= MANY_VARIABLES:  # Keras saves in Python, which shows no event
         what = f"Python that reads {read:.0f} variables, as when saving a checkpoint"

@@ -161,7 +161,7 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
     stacks = code("time_outside_steps", "stacks")
     recognized = _WORK_OF_KIND.get(part.kind)
     if recognized is not None:
-        return recognized.fix(job), recognized.code(job)
+        return recognized.action, recognized.code(job)
     if part.kind == "workers":
         return FIRST_WORKERS, None
     if job.loop == PYTORCH and (part.kind == "input" or (part.kind in _UNNAMED and job.trains is not False)):

@@ -12,7 +12,7 @@ from gputop.core.errors import EXIT_USAGE, GputopError, NoDataError
 from gputop.core.findings import TraceNote
 from gputop.text.units import first_few
 from gputop.trace.readers.content import read_prefix, unreadable
-from gputop.trace.readers.formats import ACCEPTED, FORMATS, Format
+from gputop.trace.readers.formats import ACCEPTED, FORMATS, RAW_REPORTS, Format
 
 # The profiler writes <logdir>/plugins/profile/<run>; Keras' TensorBoard callback puts <logdir>/train before it, and
 # experiments lie in folders of folders.
@@ -68,10 +68,8 @@ def _files_in(folder: Path, notes: list[TraceNote], run: str | None) -> list[Pat
         if run is not None:
             raise GputopError(f"{folder} contains a trace, not runs.", "Leave --run out.", EXIT_USAGE)
         return _newest_of_each_worker(format_, files, notes)
-    for format_ in FORMATS:
-        for ending in format_.raw_endings:
-            if raw := sorted(folder.glob("*" + ending)):
-                raise not_exported(raw[0], format_)
+    if raw := sorted(file for file in folder.iterdir() if file.name.endswith(RAW_REPORTS)):
+        return raw[:1]  # a message tells to export it
     raise NoDataError(f"There is no trace in {folder}.", ACCEPTED)
 
 
@@ -170,8 +168,3 @@ def _newest_of_each_worker(format_: Format, files: list[Path], notes: list[Trace
             "newest_run", f"{files[0].parent} contains several captures of a worker; these are the newest "
                           f"({len(newest)} of {len(files)} files)."))
     return [file for _, file in newest.values()]
-
-
-def not_exported(path: Path, format_: Format) -> GputopError:
-    what, fix = format_.raw_message
-    return GputopError(f"{path} is {what}.", fix.format(stem=path.stem, path=path))

@@ -47,8 +47,6 @@ class Format(Struct, frozen=True):
     worker_capture: re.Pattern[str] | None = None  # names of files of (worker, time of the capture)
     copy_beside: tuple[str, re.Pattern[str]] | None = None  # beside that format's files such names repeat the capture
     overviews: bool = False  # an overview may lie beside them (gputop.trace.readers.overview_file)
-    raw_endings: tuple[str, ...] = ()  # of files that have to be exported to this format first
-    raw_message: tuple[str, str] = ("", "")  # what such a file is, and how to export it to {stem} from {path}
 
     def read(self, files: Sequence[Path]) -> Trace:
         """One trace from files of this format; several are the hosts or ranks of one job."""
@@ -98,27 +96,25 @@ def _is_xspace(path: Path, begin: bytes) -> bool:
     return (named and planes) or ((named or planes) and not _is_json(path, begin) and not _is_sqlite(path, begin))
 
 
+RAW_REPORTS = (".nsys-rep", ".qdrep")
+
+
 class OtherFile(Struct, frozen=True):
     """Files that are no trace gputop reads, though they look like one or stand for one."""
 
     recognizes: Callable[[Path, bytes], bool]
     what: str
-    fix: str
+    fix: str  # may have the {path} of the file, and its {stem}
 
 
 OTHER_FILES = (
-    OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
-              "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
-    OtherFile(lambda path, begin: begin.startswith(b"/annex/objects/"), "a git-annex pointer instead of the file",
-              "Fetch the file: git annex get FILE"),
+    OtherFile(lambda path, begin: begin.startswith((b"version https://git-lfs.github.com/spec/", b"/annex/objects/")),
+              "a Git LFS or git-annex pointer instead of the file", "Fetch the file: git lfs pull, or git annex get"),
     OtherFile(lambda path, begin: _MARKUP.match(begin) is not None, "an HTML or XML page, as a failed download leaves",
               "Open the file to see what the server answered, and download the trace again."),
     OtherFile(lambda path, begin: _JSON_LINES.match(begin) is not None and b"traceEvents" not in begin[:1000],
               "a list of JSON objects, one per line, and not one JSON document",
               "Write the events as one JSON list. For a report of Nsight Systems: nsys export --type sqlite"),
-    OtherFile(lambda path, begin: path.name.endswith(".ncu-rep"),
-              "an Nsight Compute report, which shows single kernels, not what the GPU waits for",
-              "Record with Nsight Systems or with the framework's profiler."),
     OtherFile(lambda path, begin: begin[:1] == _XPLANES_FIELD and begin[:64].count(_REPLACED) > 1,
               "a binary trace that was corrupted by copying it as text", "Copy the file again in binary mode."),
     OtherFile(lambda path, begin: _TF20_TRACE.match(begin) is not None and not _is_json(path, begin),
@@ -126,6 +122,10 @@ OTHER_FILES = (
               "Record with TensorFlow 2.2 or newer, which writes an .xplane.pb."),
     OtherFile(lambda path, begin: begin.startswith(_PACKED) or begin[257:262] == b"ustar",
               "a compressed file or an archive", "Unpack it, and give the trace in it."),
+    OtherFile(lambda path, begin: path.name.endswith(RAW_REPORTS),
+              "an Nsight Systems report, which only Nsight Systems can open",
+              "Export the report with the version that recorded it or a newer one, because older versions cannot open "
+              "reports from 2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}"),
     OtherFile(_is_perfetto, "a Perfetto trace", "Export it as Chrome JSON: traceconv json trace.pftrace trace.json"),
 )
 FORMATS = (
@@ -152,11 +152,7 @@ FORMATS = (
     Format(
         id="nsys", writer="Nsight Systems report",
         accepted="Nsight Systems reports exported to .sqlite", accepted_brief="Nsight .sqlite",
-        pattern="*.sqlite", recognizes=_is_sqlite, reader="gputop.trace.readers.nsys",
-        raw_endings=(".nsys-rep", ".qdrep"),
-        raw_message=("an Nsight Systems report, which only Nsight Systems can open",
-                     "Export the report with the version that recorded it or a newer one, because older versions "
-                     "cannot open reports from 2024 and later: nsys export --type sqlite -o {stem}.sqlite {path}")),
+        pattern="*.sqlite", recognizes=_is_sqlite, reader="gputop.trace.readers.nsys"),
 )
 
 ACCEPTED = f"gputop reads {', '.join(f.accepted for f in FORMATS[:-1])}, and {FORMATS[-1].accepted}."

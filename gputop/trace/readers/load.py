@@ -16,7 +16,7 @@ from gputop.trace.model import Trace
 from gputop.trace.quality import leave_out_lost_kernels, note_launches_without_kernels
 from gputop.trace.readers.capture_file import CaptureFile, capture_of, tightest
 from gputop.trace.readers.content import digest, read_prefix, size_bytes
-from gputop.trace.readers.find_files import files_at, not_exported
+from gputop.trace.readers.find_files import files_at
 from gputop.trace.readers.formats import ACCEPTED, FORMATS, OTHER_FILES, Format
 from gputop.trace.readers.overview_file import overviews_of
 from gputop.trace.readers.stacks_file import stacks_of
@@ -114,10 +114,8 @@ def _format_of(path: Path) -> Format:
         raise NoDataError(f"{path} is empty.", "The capture or the copy failed. Repeat it. " + ACCEPTED)
     for other in OTHER_FILES:
         if other.recognizes(path, begin):
-            raise GputopError(f"{path} is {other.what}.", other.fix)
+            raise GputopError(f"{path} is {other.what}.", other.fix.format(path=path, stem=path.stem))
     for format_ in FORMATS:
-        if path.name.endswith(format_.raw_endings or "/"):
-            raise not_exported(path, format_)
         if format_.recognizes(path, begin):
             return format_
     raise GputopError(f"{path} has a format that gputop does not know.", ACCEPTED)

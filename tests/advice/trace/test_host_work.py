@@ -410,4 +410,4 @@ def test_of_a_single_step_a_tracer_of_python_shows_what_ran_in_its_pause():
     for k in range(4):  # no function takes most of it, and a job that only runs a model has no loss
         of_many.host(f"serve.py({60 + k}): part_{k}", 1_000 + 37_000 * k, 36_000)
     f = found(of_many)["step_gap_host"]
-    assert "Prepare the next batch" in f.action and "loss" not in (f.snippet or "")
+    assert "Prepare the next inputs" in f.action and "loss" not in (f.snippet or "")

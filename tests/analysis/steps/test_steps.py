@@ -397,7 +397,7 @@ def test_the_ops_of_a_function_or_its_name_tell_its_phase(function, ops, phase):
     assert ("which evaluates" in steps.times.anchor) == (phase == "evaluation")
     notes = evaluation_note(steps.times)
     assert bool(notes) == (phase in ("evaluation", "prediction"))
-    assert all("not training" in note.message for note in notes)
+    assert all("If the job also trains" in note.message for note in notes)
 
 
 def test_the_only_training_step_of_a_window_does_not_stand_for_it():
