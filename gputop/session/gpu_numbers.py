@@ -143,12 +143,14 @@ def _listed(text: str, gpus: Sequence[GpuInfo], process: ProcessSample, whole_no
     if entries[0].startswith(("GPU-", "MIG-")):
         by_ordinal: dict[int, int] = {}
         for ordinal, entry in enumerate(entries):
-            device = _by_uuid(entry, gpus)
-            if device is None:
+            # "MIG-GPU-…/gi/ci" is the older form of MIG's. A UUID may be cut as long as one device has it.
+            uuid = entry.removeprefix("MIG-").split("/")[0] if entry.startswith("MIG-GPU-") else entry
+            matching = {g.index for g in gpus if g.uuid.lower().startswith(uuid.lower())}
+            if len(matching) != 1:
                 if whole_node:
                     break
                 return unknown(f"{printable(entry)} is not among the GPUs that gputop watches")
-            by_ordinal[ordinal] = device
+            by_ordinal[ordinal] = matching.pop()
         if not by_ordinal:
             return unknown(f"the node has no GPU with the UUID {printable(entries[0])}")
         return GpuNumbers(by_ordinal, how)
@@ -186,11 +188,3 @@ def _in_order(gpus: Sequence[GpuInfo], process: ProcessSample, numbers: Sequence
 
 def _alike(gpus: Sequence[GpuInfo], indices: Collection[int]) -> bool:
     return len({g.name for g in gpus if g.index in indices and g.mig is None}) == 1
-
-
-def _by_uuid(entry: str, gpus: Sequence[GpuInfo]) -> int | None:
-    """NVML's index; a UUID may be cut as long as one device has it. "MIG-GPU-…/gi/ci" is the older form of MIG's."""
-    if entry.startswith("MIG-GPU-"):
-        entry = entry.removeprefix("MIG-").split("/")[0]
-    matching = {g.index for g in gpus if g.uuid.lower().startswith(entry.lower())}
-    return matching.pop() if len(matching) == 1 else None

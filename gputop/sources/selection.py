@@ -94,7 +94,8 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
             matched = _matches(entry, present)
             by_number = True
         elif re.match(r"(GPU|MIG)-", entry):
-            matched = _uuid(entry, present)
+            named = [info for info in present if info.uuid.casefold().startswith(entry.casefold())]
+            matched = _matches(entry, present) if len(named) == 1 else set()  # of several none, as in CUDA
         else:
             matched = set()
         if not matched:
@@ -113,10 +114,3 @@ def _visible(present: Sequence[GpuInfo], environ: Mapping[str, str]) -> set[str]
             f"CUDA_VISIBLE_DEVICES={value} is ambiguous: the GPUs are of different models, so CUDA numbers the fastest "
             "GPU first.", "Set CUDA_DEVICE_ORDER=PCI_BUS_ID here and for the job, or name GPUs by UUID.", EXIT_USAGE)
     return chosen
-
-
-def _uuid(entry: str, present: Sequence[GpuInfo]) -> set[str]:
-    """The devices of a UUID or its beginning; none where it matches several GPUs, as in CUDA."""
-    matched = _matches(entry, present)
-    named = [info for info in present if info.uuid.casefold().startswith(entry.casefold())]
-    return matched if len(named) == 1 else set()

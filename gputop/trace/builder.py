@@ -153,7 +153,9 @@ class TraceBuilder(Struct):
             _sort(host, order, threads)
             host.stats = stats if order is None else _rows_after(stats, order)
             self._count_once(device, once.result())
-        _name_by_phase(host)
+        if "graph_type" in host.stats:  # until TensorFlow 2.3 Keras' markers "train" and "test" are "TraceContext"
+            marked, phases = host.stats.pop("graph_type")
+            host.name[marked] = phases
         add_eager_stats(host, self.names.list, self.names.__getitem__)
         windows = {rank: (begin - first, end - first) for rank, (begin, end) in (windows_ns or {}).items()}
         return Trace(
@@ -323,13 +325,6 @@ _NAMED = re.compile(r"EagerExecute: (\S+)")
 _UNNAMED = ("EagerKernelExecute", "TFE_Py_FastPathExecute_C")
 _FUNCTION = re.compile(r"__(?:inference|forward|backward)_")
 _RUNS_FUNCTION = "FunctionRun"
-
-
-def _name_by_phase(host: HostEvents) -> None:
-    """Name Keras' markers "train" and "test" as later versions do: until TensorFlow 2.3 all are "TraceContext"."""
-    if "graph_type" in host.stats:
-        rows, phases = host.stats.pop("graph_type")
-        host.name[rows] = phases
 
 
 def add_eager_stats(host: HostEvents, names: Sequence[str], number_of: Callable[[str], int]) -> None:

@@ -38,6 +38,7 @@ class PcieLinkDegraded(Verdict, frozen=True, kw_only=True):
 def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | None:
     """A busy GPU whose link runs at fewer lanes or a lower generation than it can."""
     rule, window_s = "pcie_link_degraded", view.seconds("pcie_link_degraded.window_s")
+    busy = limit("pcie_link_degraded.busy")
     slow: list[_SlowLink] = []
     judged, missing = False, ""
     for gpu in view.readable_gpus:
@@ -50,7 +51,9 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
             reason = gpu[_LINK].reason or "not yet seen for that long"
             missing = missing or f"generation and width of the PCIe link of {gpus_text([gpu])}: {reason}"
             continue
-        rates = _rates_at_work(view, gpu, window_s)
+        rates, util, active = (view.all_values(gpu, metric, window_s) for metric in (_LINK, "gpu_util", "sm_active"))
+        rates = [rate for rate, u, a in zip(rates, util, active, strict=True) if rate == rate  # NaN is not
+                 and (u >= busy or a >= busy)]
         if len(rates) < limit("min_readings"):
             continue  # idle: links run slower on purpose
         judged = True
@@ -69,14 +72,6 @@ def judge_pcie_link_degraded(view: NodeView) -> PcieLinkDegraded | Missing | Non
     return None if judged else Missing(
         missing or f"{limit('min_readings'):.0f} readings from a working GPU in the last {window_s:.0f} s, because "
                    "idle links run slower by design")
-
-
-def _rates_at_work(view: NodeView, gpu: GpuSample, window_s: float) -> list[float]:
-    """The rates of the link where they are known and the GPU was at work."""
-    busy = limit("pcie_link_degraded.busy")
-    rates, util, active = (view.all_values(gpu, metric, window_s) for metric in (_LINK, "gpu_util", "sm_active"))
-    return [rate for rate, u, a in zip(rates, util, active, strict=True)
-            if rate == rate and (u >= busy or a >= busy)]  # NaN is not
 
 
 def _traffic(view: NodeView, link: _SlowLink, window_s: float) -> float | None:

@@ -245,7 +245,9 @@ def judge_staggered_launch(facts: TraceFacts) -> StaggeredLaunch | Missing | Non
     # In the end the last GPU may catch up: what it stands still for bounds what an earlier begin would save.
     busy = {gpu.gpu: gpu.busy for gpu in facts.active}
     share = savings.removed(min(worst, (1 - busy[last]) * facts.period_s), facts.period_s)
-    in_turns = _one_by_one(launches, work)
+    # One thread serves several GPUs, with most of a step's launches to one before it turns to another.
+    least = limit("staggered_launch.turn") * sorted(w.kernels for w in work)[len(work) // 2]
+    in_turns = launches.shared_launches >= 0.5 and (launches.launches_per_turn or -1) >= least
     if share < limit("staggered_launch.share") or not (in_turns or _even(delay, launches)):
         return None
     return StaggeredLaunch(
@@ -268,13 +270,6 @@ def _launching_thread(facts: TraceFacts) -> tuple[Culprit, ...]:
     lines = facts.trace.device.launch_line
     counts = np.bincount(lines[lines >= 0])
     return (Culprit(min(facts.trace.lines[i].name for i in np.flatnonzero(counts == counts.max()).tolist()), "thread"),)
-
-
-def _one_by_one(launches: LaunchOrder, work: list[ReplicaWork]) -> bool:
-    """One thread serves several GPUs, with most of a step's launches to one before it turns to another."""
-    kernels = sorted(w.kernels for w in work)[len(work) // 2]
-    return (launches.shared_launches >= 0.5 and launches.launches_per_turn is not None
-            and launches.launches_per_turn >= limit("staggered_launch.turn") * kernels)
 
 
 def _even(delay: dict[int, float], launches: LaunchOrder) -> bool:

@@ -312,19 +312,14 @@ class NamedRanges(Struct, frozen=True):
 
 def named_ranges(trace: Trace) -> NamedRanges | None:
     """The iterations of the loop; None where no ranges surely are such."""
-    rows = _users_ranges(trace)
+    rows = users_ranges(trace)
+    if len(rows):  # the names of these may be of a step or a part of one
+        rows = rows[name_mask(trace, _may_name_a_step, on_host=True)[trace.host.name[rows]]]
+    rows = rows[lines_of(trace, MAIN)[trace.host.line[rows]]]
     loops = [loop for line, indices in by_line(trace.host.line[rows]).items()
              for loop in _loops(trace, rows[indices], trace.lines[line].rank)] if len(rows) else []
     return min(loops, key=lambda loop: (-loop.launches, -int((loop.end_ns - loop.start_ns).sum()), loop.name),
                default=None)
-
-
-def _users_ranges(trace: Trace) -> I64:
-    """Rows of the ranges on the loops' threads whose names may be of a step or a part of one."""
-    rows = users_ranges(trace)
-    if len(rows):
-        rows = rows[name_mask(trace, _may_name_a_step, on_host=True)[trace.host.name[rows]]]
-    return rows[lines_of(trace, MAIN)[trace.host.line[rows]]]
 
 
 def _may_name_a_step(name: str) -> bool:

@@ -108,8 +108,10 @@ class OtherFile(Struct, frozen=True):
 
 
 OTHER_FILES = (
-    OtherFile(lambda path, begin: begin.startswith((b"version https://git-lfs.github.com/spec/", b"/annex/objects/")),
-              "a Git LFS or git-annex pointer instead of the file", "Fetch the file: git lfs pull, or git annex get"),
+    OtherFile(lambda path, begin: begin.startswith(b"version https://git-lfs.github.com/spec/"),
+              "a Git LFS pointer instead of the file", "Fetch the file: git lfs pull"),
+    OtherFile(lambda path, begin: begin.startswith(b"/annex/objects/"),
+              "a git-annex pointer instead of the file", "Fetch the file: git annex get"),
     OtherFile(lambda path, begin: _MARKUP.match(begin) is not None, "an HTML or XML page, as a failed download leaves",
               "Open the file to see what the server answered, and download the trace again."),
     OtherFile(lambda path, begin: _JSON_LINES.match(begin) is not None and b"traceEvents" not in begin[:1000],
