@@ -39,7 +39,7 @@ def job(*, callback: str = "", callback_us: float = 0.0, compiled: int = 0, inne
     return b
 
 
-@pytest.mark.parametrize("callback", ["pure_callback.1", "io_callback.1", "debug_callback"])
+@pytest.mark.parametrize("callback", ["pure_callback.1", "io_callback.1", "debug_callback", "debug_print.3"])
 def test_a_python_callback_within_the_step_is_the_finding(callback):
     findings = found(job(callback=callback, callback_us=20_000))
     f = next(iter(findings.values()))

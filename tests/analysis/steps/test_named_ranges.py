@@ -44,10 +44,12 @@ def test_ranges_that_a_word_calls_the_step(name):
     assert steps_of(loop(parts).build()) == (7, 10.0, f'ranges "{name}"')
 
 
-def test_the_steps_of_an_inference_engine_whose_numbers_are_sizes():
+@pytest.mark.parametrize("mark", ["execute_context_0(0)_generation_{0}({0})", "step[DECODE bs={0}]",
+                                  "[Executor] _forward_step {1}: 0 ctx reqs, {0} gen reqs"])
+def test_the_steps_of_an_inference_engine_whose_numbers_are_sizes(mark):
     b = Builder(format="nsys")
     for step, size in enumerate((32, 32, 31, 8, 8, 32)):
-        b.host(f"execute_context_0(0)_generation_{size}({size})", step * STEP, STEP - 100)
+        b.host(mark.format(size, step), step * STEP, STEP - 100)
         for i in range(20):
             b.run(0, step * STEP + i * 400 + 20, 300, launch=step * STEP + i * 400, thread="python")
     assert steps_of(b.build()) == (6, 10.0, "ranges of an inference engine's steps that decode")

@@ -57,7 +57,7 @@ def test_a_string_that_is_no_time_is_no_event(tmp_path, ts):
         counts(path, json.dumps(events())))
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
 def test_the_encoding_of_a_windows_shell(tmp_path, encoding):
     path, text = tmp_path / "t.json", json.dumps({"traceEvents": events(), "é": "…"}, ensure_ascii=False)
     assert counts(path, text.encode(encoding)) == counts(path, text)
@@ -83,6 +83,12 @@ def perfetto() -> bytes:
      "git lfs pull"),
     ("host.xplane.pb", b"\n\xef\xbf\xbd\xef\xbf\xbd\x06\x08\x02\x12\x0a/host:CPU", "by copying it as text", "binary"),
     ("r.nsys-rep", b"NVIDIA Tegra Profiler Report", "Nsight Systems report", "2024 and later"),
+    ("r.nsys-rep", b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer", "git lfs pull"),
+    ("r.nsys-rep", b"", "is empty", "Repeat it"), ("t.json", b" \r\n", "is empty", "Repeat it"),
+    ("t.json", b"/annex/objects/SHA256E-s1--00.json\n", "git-annex pointer", "git annex get"),
+    ("t.json", b"\n<!DOCTYPE html>\n<html>", "an HTML or XML page", "download the trace again"),
+    ("host.xplane.pb", b'<?xml version="1.0"?><Error>', "an HTML or XML page", "download the trace again"),
+    ("t.json", b'{"ph": "X"}\n{"ph": "X"}\n', "one per line", "one JSON list"),
 ])
 def test_another_file_is_named_as_what_it_is(tmp_path, name, data, what, fix):
     path = tmp_path / name
