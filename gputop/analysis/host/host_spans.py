@@ -76,11 +76,11 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     runs = host_rows(trace, XLA_RUN)
     runs = runs[not_input[runs]]
     traced, called = _calls(trace, main)
-    jax, own = outer_calls(trace), own_ops(trace)
+    jax, is_own = outer_calls(trace), own_ops(trace)
     jax = jax[here[trace.host.line[jax]]]
-    of_jax, functions_of_jax = jax[own[trace.host.name[jax]]], jax[~own[trace.host.name[jax]]]
+    of_jax, functions_of_jax = jax[is_own[trace.host.name[jax]]], jax[~is_own[trace.host.name[jax]]]
     if len(functions_of_jax) and not runs_eagerly:  # such ops are what Python does between the steps
-        called = called[~own[trace.host.name[called]]]
+        called = called[~is_own[trace.host.name[called]]]
     begun = _first_runs(trace, here, ops, runs, not_input) if len(traced) else traced
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = np.flatnonzero((here & xla).take(trace.host.line))
