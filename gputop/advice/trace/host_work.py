@@ -233,7 +233,7 @@ def _gap_fix(v: StepGapHost, job: Job) -> tuple[str, str, str | None]:
     what = _gap_content(v, loop, most)
     if loop in KERAS and any(item.name.startswith("MakeIterator::") and item.count_per_step >= 1 for item in v.work):
         if v.phase in (EVALUATION, PREDICTION):
-            return what, _PREDICT_ONCE, None
+            return what, _PREDICT_ONCE, FIT_ONCE.code(job)
         return what, FIT_ONCE.action, FIT_ONCE.code(job)  # a call of fit() for each step
     if loop in KERAS:
         return what, ("Run several steps per call from Python, and move work (.numpy(), get_weights(), print) out of "

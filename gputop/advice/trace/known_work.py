@@ -44,8 +44,8 @@ WORK: tuple[KnownWork, ...] = (
     KnownWork("session", "Fetch these values in the call of session.run that trains, if they may be of its batch, or "
                          "fetch them every hundred steps."),
 )
-FIT_ONCE = KnownWork("datasets", "Call fit() once, with one repeated dataset, or predict() once, instead of for each "
-                                 "epoch or piece of data: each call creates and frees datasets and their iterators.")
+FIT_ONCE = KnownWork("datasets", "Call fit() once, with one repeated dataset, instead of once for each epoch or piece "
+                                 "of data: each call creates and frees datasets and their iterators.")
 # What also makes steps long, or runs between them.
 SELDOM_WORK: tuple[KnownWork, ...] = (
     KnownWork("compilation", "Only a function's first call with given shapes and types compiles. If this recurs, call "
