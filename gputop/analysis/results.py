@@ -661,7 +661,7 @@ class BatchScaling(Struct, frozen=True):
 
 
 class NarrowKernel(Struct, frozen=True):
-    """Kernels of one name that use less than half of the GPU. ``blocks`` and their ``threads``: of the launch shape
+    """Kernels of one name that use half of the GPU or less. ``blocks`` and their ``threads``: of the launch shape
     that leaves most of it empty, and ``width`` the share of the GPU that it uses. Time and count are per step, or in
     the window without steps."""
 

@@ -71,7 +71,9 @@ def layout(comparison: Comparison, width: int = 80, *, everything: bool, unfold:
     them, an option or a key. ``again`` says how to capture again where that would decide.
     """
     prose, width = max(width, _LEAST_WIDTH), max(width, 80)
-    shown = list(comparison.rows) if everything else [row for row in comparison.rows if _is_shown(row, comparison)]
+    # The wall time per training step stands beside the step's where they differ.
+    shown = [row for row in comparison.rows if everything or row.verdict in _CHANGED or _is_unsure(row, comparison) or (
+        comparison.wall is not None and row.id in ("mean_s", "wall_s"))]
     out: list[ReportLine] = []
     for section in (_summary(comparison, again, prose), _notes(comparison, prose), _advice(comparison, prose),
                     *_tables(comparison, shown, width, everything), _folded(comparison, shown, unfold, prose),
@@ -147,12 +149,6 @@ def _tables(c: Comparison, rows: list[ComparedRow], width: int, everything: bool
     yield _steps(c, rows, width, everything)
     for group, title in _GROUPS:
         yield _gpus(c, rows, width) if group == "gpus" else _group(c, group, title, rows, width)
-
-
-def _is_shown(row: ComparedRow, c: Comparison) -> bool:
-    """Return whether a figure changed, or seems to by so much that nobody would call it unchanged. The wall time per
-    training step stands beside the step's where they differ."""
-    return row.verdict in _CHANGED or _is_unsure(row, c) or (c.wall is not None and row.id in ("mean_s", "wall_s"))
 
 
 def _is_unsure(row: ComparedRow, c: Comparison) -> bool:

@@ -214,8 +214,8 @@ def unexplained_text(a: Analysis) -> str:
     ran = [(work.time_s, printable(work.name)) for work in u.work]
     if u.silent_s is not None and u.silent_s >= _WORTH_A_NAME * u.time_s:
         kinds = {part.kind for part in a.wall_time.parts} if a.wall_time is not None else set()
-        ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else "no events" if "silent" in kinds else
-                    HOST_KINDS["python"]))
+        ran.append((u.silent_s, HOST_KINDS["managed"] if "managed" in kinds else "no events" if (
+            "silent" in kinds or (a.trace.format == "nsys" and "python" not in kinds)) else HOST_KINDS["python"]))
     listed = ", ".join(f"{name} ({seconds(time_s)})" for time_s, name in sorted(ran, reverse=True))
     tells = 0 < sum(time_s for time_s, _ in ran) < 1.01 * u.time_s  # more is of several threads, or claimed
     return f"{text}. Host activity during this time: {listed}." if tells else f"{text}."

@@ -76,7 +76,8 @@ def energy_sentence(report: model.Report) -> str:
     total = report.total
     if total.energy_j is None:
         return "Energy: N/A, because there are no power readings."
-    cost = "" if report.cost is None else f", {_cost(report.cost)} at {report.price_per_kwh:g} per kWh"
+    decimals = ",.2f" if report.cost == 0 or (report.cost or 1) >= 0.1 else ".2g"  # two digits of what would be 0.00
+    cost = "" if report.cost is None else f", {report.cost:{decimals}} at {report.price_per_kwh:g} per kWh"
     all_s = sum(total.states_s.values())
     missing = ("" if not total.energy_unknown_s else
                f" {share(total.energy_unknown_s, all_s)} of the GPU time has no power reading and is not included.")
@@ -244,8 +245,3 @@ def figure(value: float, digits: int | None = None) -> str:
     digits = decimals([value]) if digits is None else digits
     least = 10.0**-digits
     return f"<{least:.{digits}f}" if 0 < value < least / 2 else f"{value:,.{digits}f}"
-
-
-def _cost(cost: float) -> str:
-    """Two decimals, and two digits of what would be 0.00."""
-    return f"{cost:,.2f}" if cost >= 0.1 or cost == 0 else f"{cost:.2g}"

@@ -183,7 +183,7 @@ LABELS = {
     "late_s": "total delay of the last GPU",
     "latency_s": "shortest AllReduces (10th percentile)",
     "launch_delay_median_s": "median delay from launch to start",
-    "outside_s": "time between training steps",
+    "outside_s": "time outside of the steps",
     "between_per_step_s": "time between training steps, per step",
     "per_training_step_s": "wall time per training step",
     "recorded_s": "recorded time",
@@ -255,7 +255,7 @@ LABELS = {
     "rdma_bytes_per_s": "adapter traffic in the busier direction",
     "retracings_count": "retracings in the window",
     "retransmits_count": "retransmits",
-    "share_ratio": "share of the recorded time",
+    "share_ratio": "share of the evaluated time",
     "shared_gpus_count": "GPUs with several jobs",
     "shared_launches_ratio": "launches by threads of several GPUs",
     "silent_s": "time without an answer",
@@ -338,6 +338,7 @@ def _spelled(name: str) -> str:
 def evidence(finding: Finding) -> list[tuple[str, str]]:
     """Each figure of the evidence: in words, and its value with a unit."""
     # The share is of what the finding's own sentences are about, which no name in a document says.
-    basis = _SHARE_OF.search(f"{finding.title} {finding.why}")
-    return [(f"share of the {basis[1]}" if name == "share_ratio" and basis is not None else evidence_label(name),
+    text = f"{finding.title} {finding.why}"
+    of = basis[1] if (basis := _SHARE_OF.search(text)) else "recorded time" if "recorded" in text else None
+    return [(f"share of the {of}" if name == "share_ratio" and of else evidence_label(name),
              figure(name, value)) for name, value in finding.evidence.items()]

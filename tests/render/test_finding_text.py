@@ -62,7 +62,7 @@ def test_what_is_left_with_the_chosen_cures_and_what_then_saves_most() -> None:
 
 def test_evidence_is_told_in_words() -> None:
     assert evidence_label("launch_wait_s") == "wait for launches"
-    assert evidence_label("share_ratio") == "share of the recorded time"
+    assert evidence_label("share_ratio") == "share of the evaluated time"
     assert evidence_label("first_gpu_sm_active_ratio") == "SM activity of GPU 0"
     assert evidence_label("h2d_bytes_per_step") == "bytes to the GPU, per step"
     assert evidence_label("pcie_rx_bytes_per_s") == "PCIe traffic to the GPU"
@@ -71,7 +71,8 @@ def test_evidence_is_told_in_words() -> None:
 @pytest.mark.parametrize(("why", "share"), [
     ("For 24% of the step the GPUs wait.", "share of the step"),
     ("8 calls per window synchronize.", "share of the window"),
-    ("Each GPU waits for the one before it.", "share of the recorded time")])
+    ("FP32 matmuls take 70% of the kernel time.", "share of the evaluated time"),
+    ("1.2 s of the 1.6 s recorded pass between steps.", "share of the recorded time")])
 def test_a_share_says_what_it_is_of(why: str, share: str) -> None:
     finding = replace(HEAVY, title="GPUs wait", why=why, evidence={"share_ratio": 0.24})
     assert evidence(finding) == [(share, "24%")]

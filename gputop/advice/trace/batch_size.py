@@ -211,6 +211,8 @@ def _memory(v: BatchSizeHeadroom) -> str:
 
 
 _SHOWN, _WARP = 3, 32
+_WHOLE_WARPS = ("Launch {} with more threads in fewer blocks: at least 32 threads per block, better 128 to 256. A warp "
+                "has 32 lanes, and smaller blocks leave the others empty.")
 _GUIDES = ("Nsight Compute: small grid, tail effect; NVIDIA, Matrix Multiplication Background: wave and tile "
            "quantization; CUDA C++ Programming Guide: four schedulers per SM")
 
@@ -257,6 +259,8 @@ def judge_small_grids(facts: TraceFacts) -> SmallGrids | Missing | None:
 
 def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
     longest, used = _longest(v.kernels), percent(v.used) if v.used >= 0.01 else "less than 1%"
+    first = next((kernel for kernel in v.kernels[:1] if job.framework == "unknown" and kernel.threads < _WARP
+                  and kernel.blocks >= v.sms), None)
     text = (f"Kernels run for {percent(v.compute)} of the {job.basis} but keep only {used} of the GPU's {v.sms} SMs "
             "busy on average, because they have too few blocks, warps, or threads. A monitor shows a GPU as busy while "
             "any block runs.")
@@ -274,7 +278,7 @@ def describe_small_grids(v: SmallGrids, job: Job) -> Explanation:
         evidence={"used_of_gpu_ratio": v.used, "compute_ratio": v.compute, "empty_gpu_s": v.empty_s,
                   "share_ratio": v.share, "last_wave_s": v.tail_s, "sm_count": float(v.sms)},
         action=f"{batch} In custom kernels, use smaller tiles or split the reduction (split-K), so that the grid has "
-               "at least one block per SM.",
+               "at least one block per SM." if first is None else _WHOLE_WARPS.format(plain_name(first.name)),
         snippet=code("small_grids", *(["run-pytorch"] if job.framework == "pytorch" and job.trains is False else []),
                      *job.keys),
         gain="unknown, because only a test shows how far these kernels can be spread over the GPU",

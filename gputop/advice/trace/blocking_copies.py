@@ -19,6 +19,7 @@ from gputop.advice.verdict import Explanation, Missing, Verdict, known
 from gputop.analysis.layers.culprits import Events
 from gputop.analysis.steps.user_ranges import OF_ENGINE
 from gputop.analysis.what_if.cure import Calls, Cure
+from gputop.analysis.what_if.dependencies import Flags
 from gputop.analysis.what_if.host_waits import HostWaits, host_waits, waits_again
 from gputop.text.units import count, listed, percent, size
 from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge, overlap, subtract, union
@@ -48,6 +49,7 @@ _ACTIONS_IF_LARGE = {
 # an H200 (PCIe 5); of PCIe 3 and 4, with 15.8 and 31.5 GB/s, five sixths are usual.
 _LINKS = {7: 13e9, 8: 26e9}
 _FASTEST_LINK = 55e9
+_ALLOCATED = "Allocate these arrays in pinned memory (cudaHostAlloc), or pin them (cudaHostRegister)."
 _PINNED_BY = {"tensorflow": " (tf.data does this)", "pytorch": " (a DataLoader with pin_memory=True)"}
 
 
@@ -60,6 +62,7 @@ class CopiesPageable(Verdict, frozen=True, kw_only=True):
     fetching: tuple[str, ...]  # ops whose results are copied to the host
     results_bytes: float  # mean of a copy to the host
     back: int = 0  # times that they come back (:func:`copied_back`)
+    alone: bool = False  # none of them could run beside a kernel
 
 
 def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
@@ -98,25 +101,43 @@ def judge_copies_pageable(facts: TraceFacts) -> CopiesPageable | Missing | None:
     cost = cost_of_calls(facts, calls)
     idle_s = cost.seconds(facts)
     pinned_rate = pinned_bytes / pinned_ns * 1e9 if pinned_ns else None
-    # Pinned copies run next to the kernels, and take longer than these where there is much to copy.
-    compute_s = facts.shares["compute"] * facts.period_s * len(facts.gpu_timelines) * facts.steps_or_window
-    left = min(max(moved / (pinned_rate or _link_rate(facts)) - compute_s, 0.0) / (pageable_ns / 1e9), 1.0)
+    alone, left, removed = _when_pinned(facts, rows, pinned_rate or _link_rate(facts))
     down = rows[device.kind[rows] == Kind.D2H]
     return CopiesPageable(
-        saving=savings.removed(exposed_s * (1 - left) + idle_s, facts.period_s), spans=cost.idle,
+        saving=savings.removed(exposed_s * removed + idle_s, facts.period_s), spans=cost.idle,
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, pageable_s=exposed_s, pageable_of_copies=exposed / whole,
-        bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_rate,
+        bytes_per_s=moved / pageable_ns * 1e9, pinned_bytes_per_s=pinned_rate, alone=bool(alone.all()),
         way="d2h" if 2 * down_ns > pageable_ns else "h2d", fetching=fetching_ops(facts),
         results_bytes=float(device.bytes[down].mean()) if len(down) else 0.0,
         back=copied_back(facts), events=Events(rows, exposed_ns(facts, rows)),
-        cure=Cure(scaled=((rows, left),), calls=calls, assumes=(
+        cure=Cure(scaled=((rows[~alone], left[0]), (rows[alone], left[1])), calls=calls, assumes=(
+            "Assumes that pinned copies are as fast as the link." if alone.all() else
             "Assumes that pinned copies overlap with compute and the host does not wait for them.")))
+
+
+def _when_pinned(facts: TraceFacts, rows: I64, rate: float) -> tuple[Flags, list[float], float]:
+    """Mask of the copies that run beside no kernel whatever their memory, those before the first one and after the last
+    of a recording without steps; the shares of their time that the others and they take from pinned memory, and the
+    share of all their time that this saves. Pinned copies run next to the kernels, and take longer than these where
+    there is much to copy."""
+    device, alone = facts.trace.device, np.zeros(len(rows), bool)
+    for timeline in facts.gpu_timelines if facts.steps is None else ():
+        places = timeline.computing_places
+        if len(places):
+            alone |= (device.gpu[rows] == timeline.gpu) & (
+                (device.end_ns[rows] <= timeline.start_ns[places].min())
+                | (device.start_ns[rows] >= timeline.end_ns[places].max()))
+    length_s, pinned_s = (device.end_ns[rows] - device.start_ns[rows]) / 1e9, device.bytes[rows] / rate
+    compute_s = facts.shares["compute"] * facts.period_s * len(facts.gpu_timelines) * facts.steps_or_window
+    left = [min(max(pinned_s[of].sum() - beside_s, 0.0) / max(length_s[of].sum(), 1e-9), 1.0)
+            for of, beside_s in ((~alone, compute_s), (alone, 0.0))]
+    return alone, left, 1 - float(np.where(alone, left[1], left[0]) @ length_s) / float(length_s.sum())
 
 
 def _link_rate(facts: TraceFacts) -> float:
     """Bytes per second of pinned copies that the GPUs' generation is known for; the fastest where it is unknown."""
     majors = [gpu.compute_capability[0] for gpu in facts.trace.gpus if gpu.compute_capability is not None]
-    return min((_LINKS.get(major, _FASTEST_LINK) for major in majors), default=_FASTEST_LINK)
+    return min((_LINKS.get(max(major, min(_LINKS)), _FASTEST_LINK) for major in majors), default=_FASTEST_LINK)
 
 
 def _staging_calls(facts: TraceFacts, rows: I64) -> Calls:
@@ -145,6 +166,8 @@ def describe_copies_pageable(v: CopiesPageable, job: Job) -> Explanation:
         fetch, fetch_snippet = _ACTIONS_IF_LARGE["d2h"], code("sync_copies", f"large-d2h-{job.framework}")
     if v.back:
         down, fetch, fetch_snippet = True, f"{KEEP_THERE.format(v.back)} Copy the rest from pinned memory.", None
+    elif v.alone and job.framework == "unknown":
+        down, fetch = True, _ALLOCATED
     return Explanation(
         title=f"Pageable memory copies take {percent(v.share)} of the {job.basis}", why=why, evidence=evidence,
         action=fetch if down else (

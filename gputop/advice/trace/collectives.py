@@ -161,7 +161,10 @@ def judge_communication_exposed(facts: TraceFacts) -> CommunicationExposed | Mis
         return waits
     if exposed_s < limit("collectives.share") * facts.period_s:
         return None
-    free_s, collectives, alone = _free_compute(facts), facts.analysis.collectives, waiting_s is None
+    # In which a GPU computes and does not communicate.
+    free = sum((gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active)
+    free_s = max(free, 0.0) / sum(gpu.window_s for gpu in facts.active) * facts.period_s
+    collectives, alone = facts.analysis.collectives, waiting_s is None
     rows = np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE)
     logits, logits_s = _logits(facts, rows)
     of_logits = logits_s >= _MAIN_SHARE * exposed_s and not is_general(facts)
@@ -225,13 +228,6 @@ def _of_activations(facts: TraceFacts, rows: I64) -> bool:
     by_it = coverage(spans, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
     length = device.end_ns[rows] - device.start_ns[rows]
     return bool(by_it.any() and length[by_it].sum() >= _MAIN_SHARE * length.sum())
-
-
-def _free_compute(facts: TraceFacts) -> float:
-    """Mean seconds per step, or in the window, in which a GPU computes and does not communicate."""
-    alone_s = [(gpu.compute - (gpu.collectives - gpu.collectives_exposed)) * gpu.window_s for gpu in facts.active]
-    windows = [gpu.window_s for gpu in facts.active]
-    return max(sum(alone_s), 0.0) / sum(windows) * facts.period_s
 
 
 def describe_communication_exposed(v: CommunicationExposed, job: Job) -> Explanation:
@@ -383,8 +379,7 @@ def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: 
         for name, (time, events) in work.items():
             before = totals.get(name, (0, 0))
             totals[name] = before[0] + time, before[1] + events
-        # While one of its threads has an event the host has one.
-        silent_ns += max(silent - (int(lines.sum()) - 1) * gaps.total, 0)
+        silent_ns += silent
         gaps_ns += gaps.total
         stopped_ns += intersect(gaps, interruptions(trace, timeline)).total
         fed_by = [loop.waits for loop in loops if (lines[loop.line] if loop.line >= 0 else loop.host == host)]

@@ -37,7 +37,7 @@ from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, within_calls
-from gputop.trace.intervals import Spans, contains, coverage, in_order, intersect, overlap, subtract
+from gputop.trace.intervals import contains, coverage, in_order, intersect, overlap, subtract
 from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -244,7 +244,10 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
     if host is None or not computes_on_cpu(trace) or not facts.shares:
         return None
     all_spans, per = waits_for_host(facts, "eager"), facts.steps_or_window * facts.processes
-    spans, main = subtract(all_spans, _of_recurrences(trace)), lines_of(trace, MAIN)
+    # The backward passes of PyTorch's own recurrent layers have small ops that nothing in the job can join.
+    functions, ops = linked_ops(trace, autograd_functions(trace))
+    inside = within_calls(trace, host_rows(trace, _RECURRENCE), trace.host.line[ops], trace.host.start_ns[ops])
+    spans, main = subtract(all_spans, spans_of(trace, functions[inside])), lines_of(trace, MAIN)
     eager_s = host.eager_s * spans.total / max(all_spans.total, 1)
     small = small_ops(trace, main)
     ops = small.rows
@@ -272,13 +275,6 @@ def _judge_small_ops(facts: TraceFacts) -> EagerExecution | None:
         most_often=trace.names[names[counts.argmax()]], most_often_per_step=float(counts.max()) / per,
         optimizer_ratio=ratio if optimizer else 0.0, recording_s=min(recorder_s(facts, spans), eager_s),
         culprits=on_host(facts, work, spans))
-
-
-def _of_recurrences(trace: Trace) -> Spans:
-    """Spans of the backward passes of PyTorch's own recurrent layers: small ops that nothing in the job can join."""
-    functions, ops = linked_ops(trace, autograd_functions(trace))
-    inside = within_calls(trace, host_rows(trace, _RECURRENCE), trace.host.line[ops], trace.host.start_ns[ops])
-    return spans_of(trace, functions[inside])
 
 
 def _claim(facts: TraceFacts, ops: I64) -> Claim:

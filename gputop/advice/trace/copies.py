@@ -85,9 +85,12 @@ def judge_copies_excessive(facts: TraceFacts) -> CopiesExcessive | Missing | Non
     if worst != "d2d" and migrations(facts.trace.device)[_copies(facts, ["h2d", "d2h"]).rows].all():
         return None  # they are judge_managed_memory's
     swapped = worst != "d2d" and len(host_rows(facts.trace, _SWAPS)) > 1
+    of_kind = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
+    known_s = sum(gpu.copies_s.get(way, 0.0) for gpu in of_kind for way in ("h2d", "d2h"))
+    pageable_s = sum(gpu.copies_pageable_s or 0.0 for gpu in of_kind)
     return CopiesExcessive(
         gpus=tuple(gpu.gpu for gpu in gpus), share=share, ways=ways, worst=worst, rates=_rates(gpus, worst, facts),
-        pageable=_pageable(gpus), compute=facts.shares["compute"],
+        pageable=pageable_s / known_s if known_s else None, compute=facts.shares["compute"],
         offloaded=offloaded(facts), fetching=fetching_ops(facts), back=copied_back(facts),
         swapped=swapped, events=None if swapped else _copies(facts, [worst]), cure=Cure(
             scaled=((_copies(facts, ["d2d"] if worst == "d2d" else ["h2d", "d2h"]).rows, 0.0),),
@@ -193,12 +196,6 @@ def _rates(gpus: list[GpuUse], way: str, facts: TraceFacts) -> dict[str, float]:
         out[f"{way}_bytes_{per}"] = sum(counted) * scale
         out[f"{way}_bytes_per_s"] = sum(counted) / seconds
     return out
-
-
-def _pageable(gpus: list[GpuUse]) -> float | None:
-    recorded = [gpu for gpu in gpus if gpu.copies_pageable_s is not None]
-    seconds = sum(gpu.copies_s.get(way, 0.0) for gpu in recorded for way in ("h2d", "d2h"))
-    return sum(gpu.copies_pageable_s or 0.0 for gpu in recorded) / seconds if seconds else None
 
 
 _SHOWN_STREAMS = 4

@@ -36,6 +36,8 @@ _ACTIONS = {
 }
 _WORDS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"keep losses, metrics, and conditions on the GPU"), "keep conditions and results on the GPU"),
+    (re.compile(r"Do not synchronize within the step:"),
+     "Do not wait after each kernel (in OpenMP, nowait and depend on the target regions; in OpenACC, async):"),
     (re.compile(r"copy the next batch from"), "copy the next part of the data from"),
     (re.compile(r"the values of all samples together"), "all values together"),
     (re.compile(r"\b([Tt])raining (loop|steps?)\b"), r"\2"),

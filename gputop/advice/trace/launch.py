@@ -70,14 +70,19 @@ def judge_launch_bound(facts: TraceFacts) -> LaunchBound | None:
             # Recording a launch takes no longer than the quickest ones are apart.
             recorded * limit("launch_bound.recording_s") + launches * min(
                 limit("launch_bound.recorded_launch_s"), quick_s or math.inf)))
+    # The host waits for the GPU within the steps: once at the end of each is the fetched loss.
+    synced = host_waits(facts.trace, limit("copies_pageable.bytes"))
+    threads = max(len(np.unique(synced.line)), 1)
+    marked = facts.steps is not None and bool(facts.steps.call_ends_ns)
     return LaunchBound(
         gpus=facts.active_numbers, share=share,
         kernel_median_s=median(gpu.kernel_median_s for gpu in gpus if gpu.kernel_median_s is not None),
         kernels_per_s=sum(gpu.kernels_per_s for gpu in gpus) / len(gpus),
         launch_delay_s=median(delays) if delays else None,
         idle_host_fault=sum(faults) / len(faults) if faults else None, pace_s=pace_s,
-        waits=_waits_within_steps(facts), recorded=recorded, recording_s=recording_s,
-        in_compiled=_in_compiled(facts, waits), events=Events(found=partial(idle_before, facts, "launch"), idle=True),
+        waits=len(synced.line) > (1.5 if marked else 0.5) * facts.steps_or_window * threads,
+        recorded=recorded, recording_s=recording_s, in_compiled=_in_compiled(facts, waits),
+        events=Events(found=partial(idle_before, facts, "launch"), idle=True),
         cure=Cure(host=waits, assumes=(
             "Assumes that each kernel is launched before its GPU waits for it, as with one call for many kernels, and "
             "that kernels take as long as they do now.")))
@@ -98,14 +103,6 @@ def _in_compiled(facts: TraceFacts, waits: dict[int, Spans]) -> bool:
         compiled = spans_of(trace, rows[launching_to(trace, timeline)[trace.host.line[rows]]])
         over += 2 * overlap(spans, compiled) - spans.total
     return over > 0
-
-
-def _waits_within_steps(facts: TraceFacts) -> bool:
-    """Return whether the host waits for the GPU within the steps: once at the end of each is the fetched loss."""
-    waits = host_waits(facts.trace, limit("copies_pageable.bytes"))
-    threads = max(len(np.unique(waits.line)), 1)
-    marked = facts.steps is not None and bool(facts.steps.call_ends_ns)
-    return len(waits.line) / threads > (1.5 * facts.steps_or_window if marked else 0.5 * facts.steps_or_window)
 
 
 def describe_launch_bound(v: LaunchBound, job: Job) -> Explanation:

@@ -49,7 +49,10 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
     rows = host_rows(trace, _CALLS)
     if not len(rows):
         return None
-    again = steps is None and _again_and_again(facts, rows)
+    # A program without steps allocates and frees throughout: a cache that fills up frees nothing.
+    frees = rows[np.isin(rows, host_rows(trace, _FREES))]
+    slices = (host.start_ns[frees] - trace.window_ns[0]) * _SLICES // max(int(np.ptp(trace.window_ns)), 1)
+    again = steps is None and len(np.unique(slices)) >= _IN_MOST and len(frees) >= max(_CALLS_MIN, len(rows) // 4)
     if not again and (steps is None or steps.count < limit("allocation_in_steps.steps")):
         return Missing(f"three steps to distinguish recurring calls ({_call_names(facts, rows)[0]}) from calls at job "
                        "startup")
@@ -73,20 +76,12 @@ def judge_allocation_in_steps(facts: TraceFacts) -> AllocationInSteps | Missing 
         culprits=tuple(_calls_of(facts, rows, name) for name in names),
         gpus=facts.active_numbers, share=share, spans=cost.idle, idle_s=idle_s, count=len(rows) / facts.steps_or_window,
         calls_s=float((host.end_ns[rows] - host.start_ns[rows]).sum()) / facts.steps_or_window / 1e9,
-        frees=float(np.isin(rows, host_rows(trace, _FREES)).sum()) / facts.steps_or_window, names=names,
+        frees=float(np.isin(rows, frees).sum()) / facts.steps_or_window, names=names,
         cure=Cure(calls=calls, assumes=(
             "Assumes that memory comes from a pool, so that these calls take no longer than launches.")))
 
 
 _SLICES, _IN_MOST, _CALLS_MIN = 10, 8, 20  # of the window; so many of them have such calls; in all
-
-
-def _again_and_again(facts: TraceFacts, rows: I64) -> bool:
-    """Return whether a program without steps allocates and frees throughout: a cache that fills up frees nothing."""
-    host, (begin, end) = facts.trace.host, facts.trace.window_ns
-    frees = np.isin(rows, host_rows(facts.trace, _FREES))
-    slices = np.unique((host.start_ns[rows[frees]] - begin) * _SLICES // max(end - begin, 1))
-    return len(slices) >= _IN_MOST and int(frees.sum()) >= max(_CALLS_MIN, len(rows) // 4)
 
 
 def _calls_of(facts: TraceFacts, rows: I64, name: str) -> Culprit:

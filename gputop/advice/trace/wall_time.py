@@ -16,7 +16,7 @@ from gputop.advice.fix_code import code
 from gputop.advice.registry import limit, source
 from gputop.advice.trace.facts import HOST_EVENTS, TraceFacts, new_workers, recorded_spans, severity_by_limits
 from gputop.advice.trace.input_fixes import FIRST_WORKERS, KEEP_WORKERS, ODD_BATCH, WORKERS_OR_SELDOM
-from gputop.advice.trace.job import KERAS, PYTORCH, Job, trains
+from gputop.advice.trace.job import KERAS, PYTORCH, Job, is_general, trains
 from gputop.advice.trace.known_work import NEW_WORKERS, NO_TRAINING, SELDOM_WORK, WORK, KnownWork, host_words
 from gputop.advice.trace.other_programs import may_be_others
 from gputop.advice.verdict import ONCE, Explanation, Missing, Verdict, known
@@ -26,6 +26,7 @@ from gputop.analysis.steps.phases import EVALUATION, PREDICTION
 from gputop.core.findings import Culprit
 from gputop.text.units import counted, percent, seconds
 from gputop.trace.host_calls import launched_in_calls
+from gputop.trace.intervals import EMPTY, intersect, merge
 
 _OUTSIDE, _OPEN, _NO_STEPS = "between", "open", "no_steps"
 _STEPS = "steps"
@@ -34,6 +35,8 @@ _LINE = re.compile(r":\d+ ")  # "train.py:11 Save.on_epoch_end"; a known kind of
 _WORK_OF_KIND: dict[str, KnownWork] = {kind.kind: kind for kind in (*WORK, *SELDOM_WORK)}
 _CALLBACKS = ("Do this work less often, move it to a thread, or make epochs longer (steps_per_epoch): callbacks "
               "(on_train_batch_end, on_epoch_end) and epoch starts delay the training.")
+_OF_A_PROGRAM = ("Find out what the program computes meanwhile (perf record, or nsys profile --sample=process-tree). "
+                 "Move this work to the GPU, or do it while the GPU works.")
 
 
 class TimeOutsideSteps(Verdict, frozen=True, kw_only=True):
@@ -77,7 +80,8 @@ def judge_time_outside_steps(facts: TraceFacts) -> TimeOutsideSteps | Missing | 
     if why_not is not None:
         return Missing(why_not)
     return TimeOutsideSteps(
-        gpus=facts.active_numbers, share=share, claim=None if once else facts.on_cpus("about"),
+        gpus=facts.active_numbers, share=share,
+        claim=None if once else "at most" if facts.framework == "unknown" else facts.on_cpus("about"),
         severest=("medium" if share >= limit("unfinished_step.medium") else "low") if once else "high",
         parts=summed(structs.replace(part, id=ids[0]) for part in parts),
         new_workers=new_workers(facts).total / 1e9 >= limit("step_gap_host.named") * share * wall.recorded_s,
@@ -98,14 +102,21 @@ def _no_loop(facts: TraceFacts, wall: WallTime, parts: Sequence[WallPart], once:
         return "training steps, because this recording begins with job startup"
     if all(part.kind == "unknown" for part in parts):
         return f"data on host activity while no GPU works{HOST_EVENTS}"
-    if facts.framework == "unknown":
-        return "a training loop; this trace contains neither steps nor framework activity"
     first = max(parts, key=lambda part: part.time_s)
+    if facts.framework == "unknown" and not (is_general(facts) and first.kind == "silent" and _pauses(facts, parts)):
+        return "a training loop; this trace contains neither steps nor framework activity"
     kernels = np.arange(len(facts.trace.device))
     if first.kind == "op" and (launched_in_calls(facts.trace, kernels, re.escape(first.what)).any() or (
             facts.framework == "pytorch" and "::" in first.what)):  # one of its operators
         return "training steps, because the work that takes this time may be that of a step"
     return None
+
+
+def _pauses(facts: TraceFacts, parts: Sequence[WallPart]) -> bool:
+    """Return whether the GPUs pause again and again for this work, between their first event and their last."""
+    spans = intersect(merge(EMPTY, *recorded_spans(facts, parts).values()), facts.analyzed_spans)
+    lengths = np.sort(spans.end - spans.start)
+    return bool(lengths[:-1].sum() >= limit("time_outside_steps.share") * facts.analyzed_spans.total)
 
 
 def _of_others(facts: TraceFacts, part: WallPart, share: float) -> str | None:
@@ -141,7 +152,7 @@ def describe_time_outside_steps(v: TimeOutsideSteps, job: Job) -> Explanation:
     action, snippet = _fix(first, job) if what != NEW_WORKERS else (KEEP_WORKERS, code("input_bound", "torch"))
     evidence = known({
         "outside_s": time_s, "share_ratio": v.share, "recorded_s": v.recorded_s, "longest_s": longest_s,
-        "stretches_count": float(sum(part.count for part in v.parts)),
+        "stretches_count": float(sum(part.count for part in v.parts)) or None,
         "every_training_steps": float(first.every_steps) if first.every_steps else None,
         "per_training_step_s": v.per_step_s, "between_per_step_s": v.between_per_step_s})
     return Explanation(
@@ -174,6 +185,8 @@ def _fix(part: WallPart, job: Job) -> tuple[str, str | None]:
         return "Capture a longer trace to see whether such a step occurs again and what takes longer in it.", None
     if part.kind == "line" and "/" in part.what.partition(":")[0]:  # its package is shown of a library alone
         return "Find out what the library is waiting for here; its other threads may show that.", stacks
+    if part.kind == "silent":
+        return _OF_A_PROGRAM, None
     if part.what:
         return "Move this work out of the training loop to a background thread, or do it less often.", None
     return "Find out what the host does during this time, and move it out of the loop or do it less often.", stacks

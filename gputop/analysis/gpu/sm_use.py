@@ -31,7 +31,7 @@ from gputop.trace.model import F64, I64, Trace, TraceGpu
 from gputop.trace.occupancy import SCHEDULERS, LaunchShape, resident_blocks
 
 _TOP = 5
-NARROW = 0.5  # kernels that use less of the GPU are named: gputop's own figure
+NARROW = 0.5  # kernels that use no more of the GPU are named: gputop's own figure
 _WARP = 32
 
 
@@ -53,7 +53,7 @@ def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
         shape = trace.device.shape[rows]
         used_ns = _covered(start, end, width[shape])
         length: F64 = (end - start).astype(np.float64)
-        narrow = width[shape] < NARROW
+        narrow = width[shape] <= NARROW
         # The names that leave most of the GPU empty, each with the launch shape with which it does so most.
         emptiest = largest_names(trace, rows[narrow], (length * (1 - width[shape]))[narrow])
         out.append(SmUse(
@@ -68,13 +68,13 @@ def sm_use(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
 
 
 def narrow_kernels(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | None) -> I64:
-    """Rows of the compute kernels that use less than ``NARROW`` of their GPU."""
+    """Rows of the compute kernels that use no more than ``NARROW`` of their GPU."""
     out = [np.zeros(0, np.int64)]
     for timeline in gpu_timelines:
         gpu = trace.gpus[timeline.gpu]
         if gpu.sms is not None and trace.launch_shapes:
             rows = timeline.events.start + timeline.within(steps, timeline.computing_places)
-            out.append(rows[_of_shapes(trace.launch_shapes, gpu)[0][trace.device.shape[rows]] < NARROW])
+            out.append(rows[_of_shapes(trace.launch_shapes, gpu)[0][trace.device.shape[rows]] <= NARROW])
     return np.concatenate(out)
 
 

@@ -15,7 +15,8 @@ from gputop.analysis.results import GapWork, StepGaps
 from gputop.analysis.steps.model import Steps
 from gputop.analysis.steps.optimizer_calls import users_ranges
 from gputop.analysis.steps.user_ranges import named_ranges, numbered_ranges
-from gputop.trace.intervals import AT_ONCE, Spans, coverage, subtract
+from gputop.trace.host_calls import BACKWARD_NODE
+from gputop.trace.intervals import AT_ONCE, Spans, coverage, intersect, subtract
 from gputop.trace.lookups import FEW_LINES, host_stat, launching_lines, name_mask, numbered, rows_of, spans_of
 from gputop.trace.model import I64, Trace, once
 from gputop.trace.nesting import nest
@@ -52,16 +53,16 @@ def step_gaps(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps |
         return None
     launching = launching_lines(trace)
     main = loop_lines(trace, np.ones(len(trace.lines), bool), calls)
-    main_work, idle = work_in(trace, gaps, main)
+    main_work, silent_ns = work_in(trace, gaps, main)
     executor = lines_of(trace, EXECUTOR)
     executor[launching] = True
     executor_work, _ = work_in(trace, gaps, executor & ~main)
-    loops = max(int(main.sum()), 1)
     return StepGaps(
         what=what, total_s_per_step=gaps.total / steps.count / 1e9,
         count_per_step=len(gaps.start) / steps.count,
-        no_event_s_per_step=idle / loops / steps.count / 1e9 if main.any() else None,
-        main=ranked_work(main_work, loops * steps.count), executor=ranked_work(executor_work, steps.count))
+        no_event_s_per_step=silent_ns / steps.count / 1e9 if main.any() else None,
+        main=ranked_work(main_work, max(len(processes(trace, main)), 1) * steps.count),
+        executor=ranked_work(executor_work, steps.count))
 
 
 def step_calls(trace: Trace, steps: Steps) -> I64:
@@ -80,7 +81,8 @@ def step_calls(trace: Trace, steps: Steps) -> I64:
 
 
 def loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.NDArray[np.bool_]:
-    """Mask of the threads that call the steps; where these are no calls, that launch kernels, else the busiest one."""
+    """Mask of the threads that call the steps; where these are no calls, that launch kernels, else the busiest one.
+    And of autograd's, for which the others wait."""
     out, main = np.zeros(len(trace.lines), bool), lines & lines_of(trace, MAIN)
     out[trace.host.line[calls]] = True
     out &= main
@@ -90,7 +92,8 @@ def loop_lines(trace: Trace, lines: npt.NDArray[np.bool_], calls: I64) -> npt.ND
     if not out.any() and main.any() and len(trace.host):
         events = np.bincount(trace.host.line, minlength=len(trace.lines)) * main
         out[int(events.argmax())] = True
-    return out
+    out[trace.host.line[name_mask(trace, BACKWARD_NODE).take(trace.host.name)]] = True
+    return out & main
 
 
 class Charge(Struct, frozen=True):
@@ -159,27 +162,42 @@ def shown_name(name: str) -> str:
 
 
 def work_in(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_]) -> tuple[dict[str, tuple[int, int]], int]:
-    """Work by name (own nanoseconds within the gaps, number of events), and the gap time in which no event is open but
-    :func:`marks`, over the chosen lines."""
-    work, with_event_ns = grouped_work(trace, gaps, chosen, chosen, np.zeros(1, np.int64), np.zeros(1, np.int64))
-    return work.get(0, {}), int(chosen.sum()) * gaps.total - int(with_event_ns[0])
+    """Work by name (own nanoseconds within the gaps, number of events) on the chosen lines, and the gap time in which
+    none of a process's shows an event but :func:`marks`, the mean of the processes."""
+    work, silent_ns = grouped_work(trace, gaps, chosen, chosen, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    return work.get(0, {}), int(silent_ns[0])
+
+
+def processes(trace: Trace, lines: npt.NDArray[np.bool_]) -> dict[tuple[str, int], list[int]]:
+    """The chosen lines by process."""
+    out: dict[tuple[str, int], list[int]] = {}
+    for line in np.flatnonzero(lines).tolist():
+        out.setdefault((trace.lines[line].host, trace.lines[line].rank), []).append(line)
+    return out
 
 
 def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_lines: npt.NDArray[np.bool_],
                  ends: I64, group: I64) -> tuple[dict[int, dict[str, tuple[int, int]]], npt.NDArray[np.float64]]:
-    """:func:`work_in` by group, and of each group the gap time in which an event is open on the ``loop_lines``.
-    ``ends``: of the stretches that hold the gaps, ``group``: the number of each one's group."""
+    """:func:`work_in` by group, the time without an event of the ``loop_lines``. ``ends``: of the stretches that hold
+    the gaps, ``group``: the number of each one's group."""
     host = trace.host
     names, sums = len(trace.names), dict[int, tuple[float, float]]()  # by group and name
-    with_event_ns = np.zeros(int(group.max(initial=0)) + 1)
+    outer = [np.empty(0, np.int64)]
+
+    def of_group(start: I64) -> I64:
+        numbers: I64 = group[np.minimum(np.searchsorted(ends, start, side="right"), len(ends) - 1)]
+        return numbers
+
+    def by_group(spans: Spans) -> npt.NDArray[np.float64]:
+        return np.bincount(of_group(spans.start), spans.end - spans.start, int(group.max(initial=0)) + 1).astype(float)
+
     for mine in lines_apart(host.line, chosen) if len(host) else ():
         inside = coverage(gaps, host.start_ns[mine], host.end_ns[mine])
         within = rows_of((inside > 0) & ~marks(trace)[mine])
         mine, inside = mine[within], inside[within]  # what holds such an event is such an event
         if not len(mine):
             continue
-        charged, of_row = charge(trace, mine, inside, host.line[mine]), group[np.minimum(
-            np.searchsorted(ends, host.start_ns[mine], side="right"), len(ends) - 1)]
+        charged, of_row = charge(trace, mine, inside, host.line[mine]), of_group(host.start_ns[mine])
         holds = np.zeros(len(mine), bool)
         holds[charged.holder[rows_of(charged.own_ns > 0)]] = True
         keys, which = numbered(of_row * names + charged.name)
@@ -187,15 +205,17 @@ def grouped_work(trace: Trace, gaps: Spans, chosen: npt.NDArray[np.bool_], loop_
         for key, time, count in zip(keys.tolist(), times.tolist(), events.tolist(), strict=True):
             before = sums.get(key, (0, 0))
             sums[key] = before[0] + time, before[1] + count
-        counted = rows_of(loop_lines[host.line[mine]])
-        with_event_ns += np.bincount(of_row[counted], charged.outer_ns[counted], len(with_event_ns))
+        outer.append(mine[loop_lines[host.line[mine]] & (charged.outer_ns > 0)])
     out: dict[int, dict[str, tuple[int, int]]] = {}
     for key, (time, count) in sorted(sums.items()):
         if time:
             by_name, text = out.setdefault(key // names, {}), shown_name(trace.names[key % names])
             earlier = by_name.get(text, (0, 0))
             by_name[text] = earlier[0] + int(time), earlier[1] + int(count)
-    return out, with_event_ns
+    rows, by_process = np.concatenate(outer), processes(trace, loop_lines)
+    with_event = [by_group(intersect(gaps, spans_of(trace, rows[np.isin(host.line[rows], lines)])))
+                  for lines in by_process.values()]
+    return out, by_group(gaps) - sum(with_event, np.zeros(1)) / max(len(by_process), 1)
 
 
 def lines_apart(line: npt.NDArray, chosen: npt.NDArray[np.bool_]) -> Iterator[I64]:

@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from gputop.analysis.gpu.breakdown import IdleByGpu
 from gputop.analysis.gpu.device_time import GpuTimeline
-from gputop.analysis.host.gaps import ranked_work, work_in
+from gputop.analysis.host.gaps import processes, ranked_work, work_in
 from gputop.analysis.host.host_spans import COLLECTIVE, HostSpans, host_spans
 from gputop.analysis.host.launch_threads import input_on_shared_threads, work_by_line
 from gputop.analysis.results import GapWork, HostOps
@@ -184,7 +184,11 @@ def late_by_cause(
             updates = in_order(trace.host.end_ns[host_rows(trace, OPTIMIZER_CALL)])
             last = np.append(updates, 0)[np.searchsorted(updates, called, side="right") - 1]  # 0: none is before
             behind = union(np.where(last > begin, last, called), ends)
-            in_calls = subtract(in_calls, merge(intersect(spans.short_ops, behind), _without_model(trace, behind)))
+            # Neither a model nor a collective begins in these, in whatever process.
+            begun = np.sort(trace.host.start_ns[host_rows(trace, f"{FORWARD}|{COLLECTIVE}")])
+            without = np.searchsorted(begun, behind.end) == np.searchsorted(begun, behind.start)
+            in_calls = subtract(in_calls, merge(intersect(spans.short_ops, behind),
+                                                Spans(behind.start[without], behind.end[without])))
             recurring = recurring_pauses(trace, steps, spans.short_pauses, process)
             in_calls = subtract(in_calls, recurring[0]) if recurring is not None else in_calls
         by_cause = {}
@@ -197,13 +201,6 @@ def late_by_cause(
         by_cause["dispatch"] = intersect(left, in_calls) if knows_calls else left
         out.append(Late(process, line, by_cause))
     return out, hosts
-
-
-def _without_model(trace: Trace, behind: Spans) -> Spans:
-    """Return those of these spans in which neither a model nor a collective begins, in whatever process."""
-    begun = np.sort(trace.host.start_ns[host_rows(trace, f"{FORWARD}|{COLLECTIVE}")])
-    without = np.searchsorted(begun, behind.end) == np.searchsorted(begun, behind.start)
-    return Spans(behind.start[without], behind.end[without])
 
 
 def _slow_host(late: Sequence[Late]) -> tuple[str, int | None] | None:
@@ -293,10 +290,10 @@ def _work(
     calling &= lines_of(trace, MAIN)
     if not gaps.total or not calling.any():
         return (), (), None
-    per = steps * int(calling.sum())
-    main, silent = work_in(trace, gaps, calling)
+    main, silent_ns = work_in(trace, gaps, calling)
     executor, _ = work_in(trace, gaps, lines_of(trace, EXECUTOR))
-    return ranked_work(main, per), ranked_work(executor, steps), silent / per / 1e9
+    per = steps * len(processes(trace, calling))
+    return ranked_work(main, per), ranked_work(executor, steps), silent_ns / steps / 1e9
 
 
 # -- recurring pauses ---------------------------------------------------------------------------------

@@ -248,6 +248,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
     calls = step_calls(trace, steps) if steps is not None else np.empty(0, np.int64)
     # Of several threads of an unknown program that launch nothing none is known to be the loop's.
     loop_is_known = bool(gpu_timelines) or detect_framework(trace) != "unknown" or len(np.unique(trace.host.line)) == 1
+    on_cpu = host_rows(trace, _XLA_PROGRAM, lines_of(trace, EXECUTOR))  # JAX's calls return before
     out = []
     for number in numbers:
         lines = of_line == number
@@ -257,7 +258,7 @@ def _ranks(trace: Trace, gpu_timelines: Sequence[GpuTimeline], steps: Steps | No
             loop.line < 0 or lines[loop.line])))
         out.append(_Rank(
             number, next(iter(sorted(hosts)), ""), _window(trace, number, lines, busy), busy,
-            merge(busy, _computed_on_cpu(trace, lines)), lines,
+            merge(busy, spans_of(trace, on_cpu[lines[trace.host.line[on_cpu]]])), lines,
             loop_lines(trace, lines, calls) & loop_is_known, waits, (), _reads_per_step(trace, lines, steps)))
     within = steps.spans if steps is not None else _spans((trace.window_ns,))
     gaps = [complement(subtract(within, _long_pauses(steps, rank)[0]), *trace.window_ns) if steps is not None else EMPTY
@@ -288,13 +289,6 @@ def _window(trace: Trace, number: int, lines: npt.NDArray[np.bool_], busy: Spans
         return EMPTY
     last, stopped = max(edges), trace.rank_windows_ns.get(number, (0, 0))[1]
     return _spans([(min(edges), stopped if stopped > last + _STOPS_NS else last)])
-
-
-def _computed_on_cpu(trace: Trace, lines: npt.NDArray[np.bool_]) -> Spans:
-    """Spans in which XLA runs programs on the CPU: JAX's calls return before."""
-    rows = host_rows(trace, _XLA_PROGRAM)
-    rows = rows[(lines & lines_of(trace, EXECUTOR))[trace.host.line[rows]]] if len(rows) else rows
-    return spans_of(trace, rows)
 
 
 # -- the division ---------------------------------------------------------------------------------------
@@ -549,15 +543,11 @@ def _work(trace: Trace, rank: _Rank, stretches: Sequence[_Stretch], group: I64,
     """Own time, by group of stretches, of each name on the loop's threads and the executors', and the time in which the
     loop's threads show no event."""
     idle = Spans(np.concatenate([s.idle.start for s in stretches]), np.concatenate([s.idle.end for s in stretches]))
-    silent, loops = dict[int, int](), int(rank.loop_lines.sum())
-    others = rank.lines & lines_of(trace, EXECUTOR, *(() if loops else (MAIN,)))
-    work, with_event_ns = grouped_work(trace, idle, rank.loop_lines | others, rank.loop_lines,
-                                       np.array([stretch.end_ns for stretch in stretches]), group)
-    if loops:
-        for number, stretch in zip(group.tolist(), stretches, strict=True):
-            silent[number] = silent.get(number, 0) + stretch.idle.total
-        silent = {number: max(round(time - with_event_ns[number] / loops), 0) for number, time in silent.items()}
-    return work, silent
+    has_loop = bool(rank.loop_lines.any())
+    others = rank.lines & lines_of(trace, EXECUTOR, *(() if has_loop else (MAIN,)))
+    work, silent_ns = grouped_work(trace, idle, rank.loop_lines | others, rank.loop_lines,
+                                   np.array([stretch.end_ns for stretch in stretches]), group)
+    return work, {number: round(silent_ns[number]) for number in group.tolist()} if has_loop else {}
 
 
 def _name(trace: Trace, rank: _Rank, idle: Spans, work: Mapping[str, tuple[int, int]], silent_ns: int | None,
@@ -676,6 +666,8 @@ def _named_parts(named: Sequence[_Named], steps: Steps | None) -> list[tuple[Wal
             length = gaps.end - gaps.start
             longest_ns, start_ns = int(length.max()), int(gaps.start[length.argmax()])
             count = int((length >= _HALF * longest_ns).sum())
+            if count * longest_ns < gaps.total:  # shorter ones take more than these
+                count = 0
         out.append((WallPart(
             id_, sum(one.stretch.idle.total for one in stretches) / 1e9, count, kind, longest.what, longest_ns / 1e9,
             start_ns / 1e9,

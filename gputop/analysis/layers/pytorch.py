@@ -136,12 +136,6 @@ def autograd_functions(trace: Trace) -> Mask:
     return mask if mask.any() else name_mask(trace, _BARE_AUTOGRAD)
 
 
-def _backward_calls(trace: Trace, functions: Mask) -> Mask:
-    """The functions of autograd, by the names of the engine's calls and by their own, as :func:`name_mask`."""
-    named = {name.removeprefix(_AUTOGRAD) for name in trace.names if name.startswith(_AUTOGRAD)}
-    return functions | name_mask(trace, _BARE_AUTOGRAD) | np.array([name in named for name in trace.names] + [False])
-
-
 def _stacks(
     trace: Trace, annotations: I64, frames: I64, ops: I64, functions: Mask, line: npt.NDArray, time_ns: I64,
 ) -> tuple[I64, I64, list[tuple[int, ...]]]:
@@ -178,7 +172,10 @@ def linked_ops(trace: Trace, functions: Mask) -> tuple[I64, I64]:
     as those of several ranks do, are left out."""
     host = trace.host
     rows, number = host_stat(host, "sequence")
-    is_function, is_op = functions[host.name[rows]], ~_backward_calls(trace, functions)[host.name[rows]]
+    named = {name.removeprefix(_AUTOGRAD) for name in trace.names if name.startswith(_AUTOGRAD)}
+    backward = functions | name_mask(trace, _BARE_AUTOGRAD)
+    backward[:-1] |= [name in named for name in trace.names]
+    is_function, is_op = functions[host.name[rows]], ~backward[host.name[rows]]
     order = np.flatnonzero(is_op)
     order = order[np.lexsort((host.start_ns[rows[order]], number[order]))]
     first = np.flatnonzero(np.diff(number[order], prepend=-1))

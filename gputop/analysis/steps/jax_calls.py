@@ -116,7 +116,11 @@ def marking_calls(trace: Trace) -> I64:
         return rows[np.sort(np.concatenate(calls))]
     if period is None:
         return rows[:0]
-    return rows[name == _first_of_period(trace, name, length, period)]
+    # Of the functions called once in a period the one that takes most time; of several the first in the alphabet.
+    kinds, which, counts = np.unique(name, return_inverse=True, return_counts=True)
+    times, once = np.bincount(which, length, len(kinds)), np.flatnonzero(_once(counts, period, len(name)))
+    chosen = kinds[once] if len(once) else kinds[[counts.argmin()]]
+    return rows[name == min(chosen.tolist(), key=lambda kind: (-times[kinds == kind][0], trace.names[kind]))]
 
 
 def gradient_functions(trace: Trace, update: float = 0.0) -> Mask:
@@ -162,16 +166,6 @@ def by_executions(trace: Trace, anchors: Anchors) -> Anchors:
         name=f"{anchors.name}{BY_THEIR}executions: Python runs ahead", start_ns=steps, end_ns=steps,
         edges_ns=np.concatenate((steps, pauses.start)),
         other_loops={phase: pauses for phase in list(anchors.other_loops)[:1] or [UNKNOWN] if len(pauses.start)})
-
-
-def _first_of_period(trace: Trace, name: npt.NDArray, length: I64, period: int) -> int:
-    """The function called once in a period that takes most time; of several the first in the alphabet."""
-    kinds, which, counts = np.unique(name, return_inverse=True, return_counts=True)
-    times = np.bincount(which, length, len(kinds))
-    once = np.flatnonzero(_once(counts, period, len(name)))
-    if not len(once):
-        once = np.array([counts.argmin()])
-    return int(min(kinds[once].tolist(), key=lambda kind: (-times[kinds == kind][0], trace.names[kind])))
 
 
 def first_calls(nth: I64) -> I64:

@@ -65,15 +65,12 @@ def other_loops(trace: Trace, rows: I64, function: npt.NDArray, phase_of: Mappin
     for other, phase in phase_of.items():
         of_other = rows[np.asarray(function) == other]
         calls = spans_of(trace, of_other)
-        spans[phase] = merge(spans.get(phase, EMPTY), joined(calls, _usual_reach(calls) + 1))
+        # The longest pause between two of a loop's calls: a usual call, or some usual pauses.
+        length = float(np.median(calls.end - calls.start)) if len(calls.start) else 0.0
+        pauses = calls.start[1:] - calls.end[:-1]
+        reach = int(max(length, _LOOP_PAUSE_FACTOR * float(np.median(pauses)) if len(pauses) else 0.0))
+        spans[phase] = merge(spans.get(phase, EMPTY), joined(calls, reach + 1))
     return spans
-
-
-def _usual_reach(calls: Spans) -> int:
-    """Longest pause between two of a loop's calls (ns): a usual call, or some usual pauses."""
-    length = float(np.median(calls.end - calls.start)) if len(calls.start) else 0.0
-    pauses = calls.start[1:] - calls.end[:-1]
-    return int(max(length, _LOOP_PAUSE_FACTOR * float(np.median(pauses)) if len(pauses) else 0.0))
 
 
 def within_each_step(trace: Trace, rows: I64, function: npt.NDArray, loop: int,

@@ -39,6 +39,7 @@ _LOADS = (r"(?:cuda|cu|hip)(?:ModuleLoad|LibraryLoad)\w*$|(?:Runtime Triggered M
 # thread has lost its CPU, may be that of any launch: most of the time of all such calls must be in first launches.
 _FAR_LONGER, _LOADING_NS, _IN_FIRST = 50.0, 1_000_000, 0.9
 _USUAL = 0.25
+_PRODUCT = r"aten::(?:addmm|mm|bmm|baddbmm)$"
 _IDLE = 0.1  # share of the time in which a GPU works at most
 _WORTH_NAMING_NS = 20_000_000  # of all such calls together: a few time slices of a CPU
 # Calls of CUDA's and HIP's runtime and driver. The first one creates the context, whichever it is, and others load
@@ -139,7 +140,7 @@ def _longest_names(spans: Spans, calls: _Found | Spans) -> I64:
 def _loading(trace: Trace) -> _Found:
     """Calls that load, and launch calls in which the first launch of a kernel loads its module."""
     host, device = trace.host, trace.device
-    rows = np.concatenate((host_rows(trace, _LOADS), _first_convolutions(trace), _first_ops(trace)))
+    rows = np.concatenate((host_rows(trace, _LOADS), _first_calls(trace), _first_ops(trace)))
     loads = host.start_ns[rows], host.end_ns[rows], host.name[rows].astype(np.int64)
     length = device.launch_end_ns - device.launch_ns
     if length[length >= _LOADING_NS].sum() < _WORTH_NAMING_NS:
@@ -197,14 +198,19 @@ def _before_modules(trace: Trace) -> Spans:
     return spans if len(spans.start) >= _SEVERAL else EMPTY
 
 
-def _first_convolutions(trace: Trace) -> I64:
-    """PyTorch's convolutions on a GPU in which cuDNN loads its kernels and chooses among them: far longer than usual,
-    and none in the later half of them, as where shapes change and it chooses anew."""
-    rows = host_rows(trace, CONVOLUTION)
-    length = trace.host.end_ns[rows] - trace.host.start_ns[rows]
-    usual = float(np.quantile(length, _USUAL)) if len(rows) else 0.0  # in a first pass most are the first of a shape
-    long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
-    return rows[long] if len(long) and 2 * long[-1] < len(rows) else rows[:0]
+def _first_calls(trace: Trace) -> I64:
+    """PyTorch's convolutions and matrix products on a GPU in which cuDNN or cuBLAS loads its kernels, and cuDNN chooses
+    among them: far longer than usual, and none in the later half of them, as where shapes change and it chooses anew.
+    """
+    host, out = trace.host, [np.empty(0, np.int64)]
+    for pattern in (CONVOLUTION, _PRODUCT):
+        rows = host_rows(trace, pattern) if len(trace.device) else out[0]
+        length = host.end_ns[rows] - host.start_ns[rows]
+        # In a first pass most are the first of a shape.
+        usual = float(np.quantile(length, _USUAL)) if len(rows) else 0.0
+        long = np.flatnonzero(length >= max(_WORTH_NAMING_NS, _FAR_LONGER * usual))
+        out += [rows[long]] if len(long) and 2 * long[-1] < len(rows) else []
+    return np.concatenate(out)
 
 
 def _first_ops(trace: Trace) -> I64:

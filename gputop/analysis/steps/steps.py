@@ -123,7 +123,9 @@ def find_steps(trace: Trace) -> Steps | None:
         max_warm_up = detector.max_warm_up and (0 if past_start(trace) else detector.max_warm_up)
         whole = whole_steps(trace, anchors, start_up, one_is_enough=detector.min_steps == 1, max_warm_up=max_warm_up)
         if _are_steps(detector, anchors, whole, rebuilt_functions) and not (
-                (anchors.confidence == "high" and _of_a_moment(trace, whole.bounds_ns)) or (
+                # The mark of the only step was set as the recording ended.
+                (anchors.confidence == "high" and len(whole.bounds_ns) == 1
+                 and float(np.ptp(whole.bounds_ns[0])) < _MOMENT * float(np.ptp(trace.window_ns))) or (
                     anchors.unit == "period" and _in_one_pass(trace, whole.bounds_ns))):
             return _steps(trace, detector, anchors, whole)
     return None
@@ -135,7 +137,11 @@ def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> S
     ops: which function trains and which evaluates is known from the trace."""
     if not len(overview.host):
         return None
-    overview_steps = find_steps(replace(overview, function_phases=_function_phases(trace)))
+    rows, function = function_calls.calls_of_functions(trace)
+    phase_of = phases(trace, rows, np.asarray(function, np.int64)) if len(rows) else {}
+    phase_of |= dict.fromkeys(np.flatnonzero(gradient_functions(trace)).tolist(), TRAINING)
+    overview_steps = find_steps(replace(overview, function_phases={
+        trace.names[index]: phase for index, phase in phase_of.items() if phase != UNKNOWN}))
     if steps is None:
         return overview_steps
     anchor = steps.times.anchor.partition(BY_THEIR)[0]
@@ -143,14 +149,6 @@ def find_overview_steps(trace: Trace, overview: Trace, steps: Steps | None) -> S
         alike = overview_steps.times.anchor == anchor and overview_steps.times.phase == steps.times.phase
         return overview_steps if alike else None
     return Steps((), steps.times) if steps.call_ends_ns or anchor != steps.times.anchor else None
-
-
-def _function_phases(trace: Trace) -> dict[str, str]:
-    """The phase of each tf.function and jitted function, by name, where the trace shows it."""
-    rows, function = function_calls.calls_of_functions(trace)
-    phase_of = phases(trace, rows, np.asarray(function, np.int64)) if len(rows) else {}
-    phase_of |= dict.fromkeys(np.flatnonzero(gradient_functions(trace)).tolist(), TRAINING)
-    return {trace.names[index]: phase for index, phase in phase_of.items() if phase != UNKNOWN}
 
 
 def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, functions: Sequence[Rebuilt]) -> bool:
@@ -161,11 +159,6 @@ def _are_steps(detector: StepDetector, anchors: Anchors, whole: WholeSteps, func
             functions[0].time_ns > int((bounds[:, 1] - bounds[:, 0]).sum())):
         return False
     return len(bounds) >= detector.min_steps and (surely_marked or len(whole.warm_up_ns) <= len(bounds))
-
-
-def _of_a_moment(trace: Trace, bounds_ns: I64) -> bool:
-    """Return whether the only step is a moment of the recording: its mark was set as the recording ended."""
-    return len(bounds_ns) == 1 and float(np.ptp(bounds_ns[0])) < _MOMENT * float(np.ptp(trace.window_ns))
 
 
 def _in_one_pass(trace: Trace, bounds_ns: I64) -> bool:

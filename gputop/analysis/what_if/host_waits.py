@@ -91,8 +91,8 @@ def waits_again(trace: Trace, line: I64, end_ns: I64) -> Flags:
 
 
 def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
-    """Row of the copy that each synchronization waits for: the last work that its thread launched before. -1 where that
-    is something else, ``_LEFT_OUT`` where the thread launches nothing at all."""
+    """Row of the copy that each synchronization waits for: the longest of those that are the last work that its thread
+    launched before. -1 where that is something else, ``_LEFT_OUT`` where the thread launches nothing at all."""
     device, host = trace.device, trace.host
     is_copy = np.zeros(len(device), bool)
     is_copy[copies] = True
@@ -106,7 +106,11 @@ def _copies_of(trace: Trace, syncs: I64, copies: I64) -> I64:
         last_launch = np.searchsorted(device.launch_ns[rows], begin, side="right") - 1
         last = rows[np.maximum(last_launch, 0)]
         waited = (last_launch >= 0) & is_copy[last] & (device.end_ns[last] <= end + _CLOCK_ERROR_NS)
-        out[mine] = np.where(waited, last, -1)
+        # Copies in a row, with no other work and no wait between two of them.
+        run = np.cumsum(~is_copy[rows]) + np.searchsorted(np.sort(begin[waited]), device.launch_ns[rows])
+        by_length = np.lexsort((device.end_ns[rows] - device.start_ns[rows], run))
+        longest = rows[by_length[np.searchsorted(run[by_length], run[np.maximum(last_launch, 0)], side="right") - 1]]
+        out[mine] = np.where(waited, np.where(is_copy[longest], longest, last), -1)
     return out
 
 

@@ -83,7 +83,10 @@ def find_waits(trace: Trace, events: ReplayEvents, lanes: HostLanes, launches: E
        as they take.
     5. Waits of a lane follow one another: each begins after the one before it and after the last launch in it.
     """
-    calls = [_synchronizations(trace, lanes), _held_launches(events, launches), _held_at_end(trace, lanes, launches)]
+    syncs = host_rows(trace, SYNCHRONIZE)
+    syncs = syncs[lanes.of_line[trace.host.line[syncs]] >= 0]
+    calls = [LaneTimes(lanes.of_line[trace.host.line[syncs]], trace.host.start_ns[syncs], trace.host.end_ns[syncs]),
+             _held_launches(events, launches), _held_at_end(trace, lanes, launches)]
     unclear = EMPTY
     if detect_framework(trace) != "pytorch":  # whose waits are all calls of the CUDA runtime
         for lane in range(lanes.size):
@@ -101,13 +104,6 @@ def find_waits(trace: Trace, events: ReplayEvents, lanes: HostLanes, launches: E
     waits.append(Waits(np.arange(lanes.size), first, first, np.full(lanes.size, -1)))
     every = Waits(*(np.concatenate(column).astype(np.int64) for column in zip(*waits, strict=True)))
     return _in_turn(every, events, lanes, launches), batches, unclear
-
-
-def _synchronizations(trace: Trace, lanes: HostLanes) -> LaneTimes:
-    host = trace.host
-    syncs = host_rows(trace, SYNCHRONIZE)
-    syncs = syncs[lanes.of_line[host.line[syncs]] >= 0]
-    return LaneTimes(lanes.of_line[host.line[syncs]], host.start_ns[syncs], host.end_ns[syncs])
 
 
 def _held_launches(events: ReplayEvents, launches: EventLaunches) -> LaneTimes:

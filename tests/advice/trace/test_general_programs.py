@@ -112,3 +112,22 @@ def test_words_of_each_rule() -> None:
             assert isinstance(made, Finding)
             for text in (made.title, made.why, made.action, made.snippet or "", made.gain.how):
                 assert OF_LEARNING.findall(text) == [], (rule.id, text)
+
+
+def test_a_program_whose_host_works_between_its_kernels_is_told_so_first(tmp_path: Path) -> None:
+    """k-means in OpenACC: the host computes the new centers, 27 ms in each turn."""
+    first = program(tmp_path / "a.sqlite", [("kmeans_235_gpu", 170)], [(1, 6_000), (2, 1_300)], 27_000).findings[0]
+    assert first.id == "time_outside_steps" and first.gain.claim == "at most"
+    assert first.evidence["share_ratio"] == pytest.approx(0.78, abs=0.03)
+    assert "Move this work to the GPU" in first.action
+    once = program(tmp_path / "b.sqlite", [("kmeans_235_gpu", 170)], [(1, 6_000)], 27_000, turns=1)
+    assert "time_outside_steps" not in {found.id for found in once.findings}
+
+
+def test_copies_before_the_first_kernel_and_after_the_last_overlap_with_none(tmp_path: Path) -> None:
+    """A sort: in, 30 kernels, out. Pinned at 26 GB/s the copies take 23% as long."""
+    kernels = [("exchange", 10_000)] * 30
+    analysis = program(tmp_path / "a.sqlite", kernels, [(1, 100_000)], turns=1)
+    found = next(found for found in analysis.findings if found.id == "copies_pageable")
+    assert found.gain.step_time == pytest.approx(0.77 * 0.25, abs=0.03) and "cudaHostAlloc" in found.action
+    assert "overlap" not in found.gain.how

@@ -74,3 +74,13 @@ def test_one_kernel_of_one_block_is_enough_to_judge_its_grid() -> None:
     found = findings(built)["small_grids"]
     assert found.severity == "medium" and found.title == "Kernels use less than 1% of the GPU while they run"
     assert found.action.startswith("Launch kernels with more blocks and threads.")
+
+
+def test_blocks_of_half_a_warp_are_named_and_need_more_threads() -> None:
+    b = Builder(format="nsys").host("cudaMalloc", 0, 100, line="add/17")
+    b.run(0, 200, 9e5, "Fan2(float*)", launch=150, shape=shape(10_000, 16), thread="add/17")
+    built = b.build()
+    built.gpus = [TraceGpu("node", 0, compute_capability=(8, 6), sms=82)]
+    found = findings(built)["small_grids"]
+    assert "Fan2 (10,000 blocks of 16 threads" in found.why
+    assert found.action.startswith("Launch Fan2 with more threads in fewer blocks")

@@ -139,3 +139,16 @@ def test_of_nested_ranges_in_a_gap_the_outermost_is_named_and_no_whole_step(form
     gaps = gaps_of(b)
     assert gaps is not None and gaps.main[0].name == "load_sample" and gaps.main[0].s_per_step >= 0.0118
     assert not {"decode", "huffman"} & by_name(gaps).keys()
+
+
+def test_while_autograd_runs_ops_the_loop_is_not_without_events():
+    b = Builder(gpus=1, format="chrome")
+    for i in range(6):
+        at = 1_000 * i
+        b.host(f"ProfilerStep#{i}", at, 990, step_num=i).host("aten::mm", at + 10, 90)
+        b.run(0, at + 40, 50, launch=at + 20, thread="python")
+        for k in range(8):  # the main thread waits for it and shows no event
+            b.host("autograd::engine::evaluate_function: MmBackward0", at + 100 + 100 * k, 100, line="thread 2")
+            b.run(0, at + 140 + 100 * k, 50, launch=at + 120 + 100 * k, thread="thread 2")
+    gaps = gaps_of(b)
+    assert gaps is not None and gaps.no_event_s_per_step == pytest.approx(0.11e-3, abs=0.03e-3)

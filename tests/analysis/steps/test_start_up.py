@@ -368,6 +368,16 @@ def test_the_first_convolutions_of_pytorch_are_a_start_unless_cudnn_chooses_anew
     assert (kinds(b.build()).get("loading", 0.0) == pytest.approx(0.9 * len(long))) == starts
 
 
+@pytest.mark.parametrize(("long", "starts"), [((0,), True), ((7,), False)])
+def test_the_first_matrix_product_of_pytorch_loads_cublas(long, starts):
+    b, at = Builder(gpus=1, format="chrome"), 0.0
+    for i in range(10):
+        length = 117_000.0 if i in long else 100.0
+        b.host("aten::addmm", at, length).run(0, at + length + 5, 10, launch=at + length - 20, thread="python")
+        at += length + 800
+    assert ("loading" in kinds(b.build())) == starts
+
+
 def test_a_first_pass_loads_in_most_of_its_convolutions():
     b, at = Builder(gpus=1, format="chrome"), 0.0
     # ms, as ResNet-18's took in its first inference on an RTX 3090
