@@ -99,7 +99,7 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
     named_s = limit("step_gap_host.named") * host.gap_s
     unnamed = known_work(WORK, (*host.gap_main, *host.gap_executor), named_s, lines) is None
     gaps = waits_for_host(facts, "gap")
-    if unnamed and (unknown := _unknown_work(facts, steps, gaps, runs_ops_s > named_s)) is not None:
+    if unnamed and (unknown := _unknown_work(facts, steps, gaps, runs_ops_s > named_s, traced)) is not None:
         return unknown
     several = unnamed and not facts.active and not steps.inside and training_loop(facts) in KERAS
     # A replay knows when each batch was there; without one (no GPU) the steps may wait for the next one all the same.
@@ -127,9 +127,9 @@ def judge_step_gap_host(facts: TraceFacts) -> StepGapHost | Missing | None:
                            assumes="Assumes that the host work between two calls overlaps with compute or is removed."))
 
 
-def _unknown_work(facts: TraceFacts, steps: Steps, gaps: Spans, runs_ops: bool) -> Missing | None:
+def _unknown_work(facts: TraceFacts, steps: Steps, gaps: Spans, runs_ops: bool, traced: bool) -> Missing | None:
     """Reason why these gaps, without known work, may be no work of the host's; ``runs_ops``: most of their lines
-    run ops one by one as well."""
+    run ops one by one as well; ``traced``: a tracer recorded Python's calls."""
     host = facts.host
     assert host is not None and host.gap_s is not None
     share = host.gap_s / facts.period_s
@@ -141,8 +141,9 @@ def _unknown_work(facts: TraceFacts, steps: Steps, gaps: Spans, runs_ops: bool) 
         return Missing(f"to know whether the loop had any work; {NO_TRAINING}")
     begin_ns, end_ns = steps.edges_ns.T.copy()
     of_steps_ns = np.sort(coverage(gaps, begin_ns, end_ns))
-    often_ns = of_steps_ns[:math.ceil((1 - limit("step_gap_host.rare")) * steps.count)].sum()
-    if often_ns < limit("step_gap_host.share") * (end_ns - begin_ns).sum():  # an epoch's begin, or chance
+    # Python whose calls a tracer records shows an event: a thread without one waits, for a CPU as well.
+    often = min(math.ceil((1 - limit("step_gap_host.rare")) * steps.count), max(steps.count - (silent and traced), 1))
+    if of_steps_ns[:often].sum() < limit("step_gap_host.share") * (end_ns - begin_ns).sum():  # begins, or chance
         return Missing("more of the few long pauses that make up most of the time between steps, in a longer trace")
     if runs_ops:  # Python's way from op to op, as tracing for a gradient, takes long at times
         return Missing("samples of Python at other lines than those that run the ops one by one, because the pauses "

@@ -26,6 +26,7 @@ from gputop.trace.threads import MAIN, lines_of
 LONG_OP_NS = 100_000
 # Ops one after the other from Python; a longer pause is something else that Python does.
 EAGER_PAUSE_NS = 1_000_000
+TRACED = 10  # times as long a pause, where a tracer slows each function of Python down. gputop's own figure
 
 # Ops that wait for others or hold others: their time is not their own.
 _NOT_ITS_OWN = (
@@ -85,7 +86,8 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = np.flatnonzero((here & xla).take(trace.host.line))
     waiting = host_rows(trace, _WAITS, main, ("wait", "block", "result", "synchronize"))
-    calls = spans_of(trace, np.concatenate((called, runs, executing, waiting))) if len(called) else EMPTY
+    calls = merge(spans_of(trace, np.concatenate((called, runs, executing, waiting))),
+                  _pending(trace, called, executing)) if len(called) else EMPTY
     short_ops, short_pauses = None, EMPTY
     torch = _TORCH_WORK if host_rows(trace, _TORCH_OP).size else (  # Nsight may show the runtime's calls and no op
         "" if trace.format == "nsys" and detect_framework(trace) == "pytorch" else None)
@@ -99,6 +101,7 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     tracing = merge(_tracing(trace, here, traced, begun), compiling(trace, main), *(
         union(builds.start_ns, builds.end_ns) for builds in (*torch_builds(trace, main), *script_builds(trace))))
     eager = EMPTY
+    pause_ns = EAGER_PAUSE_NS * (TRACED if name_mask(trace, FUNCTION_NAME).any() else 1)
     if short_ops is not None:
         eager = small_ops(trace, main).spans
     elif runs_eagerly:
@@ -107,9 +110,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
             # The call of a small op is itself Python's part: the op takes less time than its call.
             others = np.concatenate((np.setdiff1d(called, host_rows(trace, PJIT)), functions_of_jax, waiting,
                                      _of_long(trace, executing)))
-            eager = subtract(joined(spans_of(trace, of_jax), EAGER_PAUSE_NS), spans_of(trace, others))
+            eager = subtract(joined(spans_of(trace, of_jax), pause_ns), spans_of(trace, others))
         else:
-            eager = subtract(joined(spans_of(trace, rows), EAGER_PAUSE_NS), calls)
+            eager = subtract(joined(spans_of(trace, rows), pause_ns), calls)
             if not trace.gpus:  # on a CPU the ops are the model's own computing
                 eager = subtract(eager, spans_of(trace, np.concatenate((ops, host_rows(trace, _RUNS_OP)))))
     return HostSpans(
@@ -151,6 +154,17 @@ def _calls(trace: Trace, main: Mask) -> tuple[I64, I64]:
                                pjit[holds(trace, pjit, compiling)]))
     called = np.concatenate((tf_rows, functions[main[host.line[functions]]], pjit, session_runs(trace)[0]))
     return np.concatenate((tf_rows[traces], compiles)), called
+
+
+def _pending(trace: Trace, called: I64, executing: I64) -> Spans:
+    """Time from the end of each of these calls until XLA's threads begin its program, where they began nothing during
+    the call: Python may go on, and waits for the result sooner or later."""
+    start, end = trace.host.start_ns[called], trace.host.end_ns[called]
+    begun = trace.host.start_ns[executing[trace.host.end_ns[executing] > trace.host.start_ns[executing]]]
+    first, following = (np.append(np.sort(times), np.iinfo(np.int64).max)[np.searchsorted(np.sort(times), after)]
+                        for times, after in ((begun, start), (start, end)))
+    waits = (first > end) & (first < following)
+    return union(end[waits], first[waits])
 
 
 def _first_runs(trace: Trace, here: Mask, ops: I64, runs: I64, not_input: Mask) -> I64:
