@@ -21,7 +21,7 @@ from gputop.analysis.gpu.breakdown import breakdown_by_step
 from gputop.analysis.gpu.device_time import any_busy
 from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
-from gputop.analysis.host.work_kinds import MANY_VARIABLES, READ_VARIABLE
+from gputop.analysis.host.work_kinds import EVALUATES, MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork, StackLine
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.membership import step_of
@@ -52,6 +52,9 @@ _PARTS = {
 }
 _IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
               "batches: if the loader has this many workers, add workers or make samples cheaper.")
+_EVALUATION = ("an evaluation", "Evaluate less often or on fewer batches, if the results allow it. A job's first "
+               "evaluation also compiles its function.", None)
+_BY_CHANCE = "a second such step, because a thread may have to wait that long for a CPU once"
 _HOST = ("host", "launch", "idle")
 _PARTS["launch"] = _PARTS["idle"] = _PARTS["host"]
 
@@ -70,6 +73,7 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     lines: Sequence[StackLine] = ()  # of Python, per long step
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the extra time
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
+    evaluates: bool = False  # in most of the time outside of calls, by Python's functions
 
 
 def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing | None:
@@ -124,7 +128,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         kernel=_kernel(facts, long.indices, usual), lines=lines[0],
         new_workers=overlap(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])) >= (
             limit("long_steps.named") * long.more_s.sum() * 1e9),
-        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace))
+        loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
+        evaluates=_evaluates(facts, long.indices))
     if most == "input" and input_fix(facts, parts[most]).never_empty:
         return Missing(NEVER_EMPTY)
     started = workers_started(facts.trace)[0]
@@ -134,8 +139,11 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     if long.every is None and (most == "input" or (most in _HOST and _known_work(verdict) is None)):
         shown_s = sum(item.s_per_step for item in work)
         silent = most != "input" and shown_s < limit("long_steps.named") * verdict.more_s
-        others = may_be_others(facts, share, silent=silent)
-        if others is not None and not _line_of_their_own(verdict, *lines):
+        stacks = facts.analysis.stacks
+        traced = stacks is not None and stacks.source.startswith("tracer")  # a call of Python's would have an event
+        others = may_be_others(facts, share, silent=silent) or (
+            traced and silent and len(long.indices) == 1 and verdict.more_s < _NO_TIME_SLICE_S and _BY_CHANCE)
+        if others and not _line_of_their_own(verdict, *lines):
             return Missing(others)
     return verdict
 
@@ -146,6 +154,12 @@ def _lines(facts: TraceFacts, *several: I64) -> list[tuple[StackLine, ...]]:
     processes = process_lines(python_of(facts.trace), facts.analyzed_spans, [merge(EMPTY, *spans)])
     return [gap_lines("gap", [gaps], gaps.total / 1e9 / len(chosen), processes).lines
             for gaps, chosen in zip(spans, several, strict=True)]
+
+
+def _evaluates(facts: TraceFacts, indices: I64) -> bool:
+    spans = _outside_work(facts, indices)
+    return any(process.runs(EVALUATES, spans) for process in process_lines(
+        python_of(facts.trace), facts.analyzed_spans, [spans]))
 
 
 def _line_of_their_own(verdict: LongStepsFound, of_long: Sequence[StackLine], of_usual: Sequence[StackLine]) -> bool:
@@ -236,6 +250,8 @@ def describe_long_steps(v: LongStepsFound | StepsGrow, job: Job) -> Explanation:
 def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None]:
     """Content of the extra time of long steps, the action, and the code."""
     most = limit("long_steps.named") * v.more_s
+    if part in _HOST and v.evaluates:
+        return _EVALUATION
     recognized = _known_work(v)
     if v.new_workers and job.framework == "pytorch":
         return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")

@@ -152,3 +152,27 @@ def test_a_function_whose_line_takes_the_time_is_named_and_what_may_run_within_i
     assert less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.3)) is words, "the loop itself"
     line = less_often(words, UserFunction("main", "t.py:9", True, in_gaps=0.9))
     assert line.title.endswith("longer: t.py:9") and "main" not in f"{line.why}{line.action}"
+
+
+def traced(more: float, function: str = "") -> Builder:
+    """The 11th step takes ``more`` µs longer, in a function of Python's if given; a tracer recorded all steps."""
+    b, at = job({10: more}), 0.0
+    for i in range(COUNT + 1):
+        long = more if i == 10 else 0.0
+        b.host("$train.py:41 step", at + 1, 9_100)
+        if long and function:
+            b.host(f"$train.py:7 {function}", at + 9_150, long)
+        at += STEP + long
+    return b
+
+
+def test_one_step_longer_without_an_event_of_a_tracer_may_be_an_accident():
+    assert "long_steps" not in findings(traced(60_000.0))
+    assert "long_steps" in findings(job({10: 60_000.0})), "no tracer: Python may have computed"
+    assert "long_steps" in findings(traced(400_000.0)), "longer than a thread waits for a CPU"
+
+
+def test_a_step_in_which_a_job_evaluates_is_told_as_that():
+    f = findings(traced(400_000.0, "evaluate"))["long_steps"]
+    assert f.title.endswith("an evaluation") and f.action.startswith("Evaluate less often")
+    assert "an evaluation" not in findings(traced(400_000.0, "refresh"))["long_steps"].title
