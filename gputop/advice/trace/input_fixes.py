@@ -38,6 +38,8 @@ _MAX_THREADS_PER_CPU = 2  # threads for each CPU, from which they are said to be
 # Times the slowest segment's own times: a longer wait has a cause that they do not show, such as tf.data's own time for
 # each of many small elements.
 _EXPLAINS = 1.25
+_UNSEEN = (" The trace shows no event of the stages that fill a prefetch buffer, and the time of the others does not "
+           "explain the wait.")
 _CACHED = "the stage's results are cached"
 _MAPS = re.compile(r"(?:Parallel)?Map|MapAndBatch|Filter")
 _READS = re.compile(r"TFRecord|TextLine|FixedLengthRecord|Csv|SqlDataset|LMDB|Glob|MatchingFiles")
@@ -96,6 +98,10 @@ def suggest_fix(pipeline: Pipeline, step_s: float, wait_s: float, per_step: floa
     slow = _bottleneck(pipeline, step_s, wait_s, per_step, budget, job)
     if slow is None:
         return None
+    fed = {stage.parent for stage in pipeline.stages}
+    if wait_s > _EXPLAINS * slow.pipeline_s and any(
+            stage.name.startswith("Prefetch") and stage.path not in fed for stage in pipeline.stages):
+        return replace(suggest_fix_by_name(None, prefetches=True), tells=_UNSEEN)
     return _fill_buffers(slow) or _replace_python(slow, python_s) or _use_threads(slow) or _do_less(slow)
 
 

@@ -34,6 +34,7 @@ from gputop.trace.intervals import EMPTY, Spans, coverage, intersect, merge
 from gputop.trace.threads import EXECUTOR, INPUT, MAIN, lines_of
 
 _WORTH_NAMING = 0.01  # share of the waits
+_MOST = 0.5  # share of the only step, with idle GPUs: a single wait is told, accident or not. gputop's own figure
 _CERTAIN = 0.95  # of a share, if the profiler's work is that little of it
 _ON_GPUS: Mapping[Claim, Claim] = {"at most": "at most", "about": "at most"}  # where freed CPUs save nothing
 
@@ -58,9 +59,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
         return Missing("a second long wait for a batch, because the first may be coincidence; capture a longer trace")
     if wall is not None and is_open:
         return _open_wait(facts, wall, open_s)
-    # A single wait may be an accident; several in one long step, or one more in a step that is not whole, are none.
-    if steps is not None and steps.times.anchor != SESSION_RUN and max(
-            steps.count, _waits_like(facts, share)) < limit("input_bound.steps"):
+    single = steps is not None and steps.times.anchor != SESSION_RUN and max(  # else no accident
+        steps.count, _waits_like(facts, share)) < limit("input_bound.steps")
+    if single and (share < _MOST or not facts.active):
         return Missing("a second wait for a batch, because the first may be coincidence; capture a longer trace")
     if steps is not None and steps.inside and steps.call_ends_ns:  # predict() in each step waits for its own batches
         of_training = intersect(waits_for_input(facts), steps.call_spans)
@@ -93,8 +94,9 @@ def judge_input_bound(facts: TraceFacts) -> InputBound | Missing | None:
     claim = facts.on_cpus(fix.claim, _ON_GPUS.get(fix.claim, "measured"))
     counted = recorder_s(facts, waits_for_input(facts)) if least < _CERTAIN * share else 0.0
     counted = counted or min(more_s, waited_s)
-    if (counted or same_cpus) and claim == "measured":
-        claim = "about"  # as the profiler's part is; and samples made ahead leave caches and memory to the step
+    if single or ((counted or same_cpus) and claim == "measured"):
+        # As the profiler's part is; and samples made ahead leave caches and memory to the step.
+        claim = "at most" if single else "about"
     return replace(
         verdict, saving=saving, claim=claim, cure=Cure(input_left=left, assumes=assumes), waited_s=waited_s,
         severest="low" if least < MEDIUM_SHARE else "high", recording_s=counted)

@@ -37,6 +37,16 @@ def test_waits_with_a_full_buffer_are_no_late_batches(empty_s: float | None, nev
     assert late.fast_enough and late.never_empty == never
 
 
+@pytest.mark.parametrize(("stages", "wait", "unseen"), [
+    ((("Map", 0.002, 1), ("Prefetch", 0, 1)), 0.06, True),
+    ((("Map", 0.05, 1), ("Prefetch", 0, 1)), 0.06, False),  # it explains the wait
+    ((("Prefetch", 0, 1), ("Map", 0.002, 1)), 0.06, False)])
+def test_where_nothing_shows_what_fills_a_buffer_no_other_stage_is_blamed(stages, wait: float, unseen: bool) -> None:
+    fix = cured(pipeline(*stages), wait=wait)
+    assert ("no event of the stages that fill a prefetch buffer" in fix.tells) == unseen
+    assert not unseen or ("Map" not in fix.tells and fix.claim == "at most")
+
+
 def test_the_words_of_the_fixes(request):
     buffer = ("Prefetch", 0, 1)
     pipelines = [

@@ -92,6 +92,19 @@ def test_input_abstains_without_its_events_without_gpu_data_and_on_a_single_step
     assert "second" in abstained(analyze_trace(one.build()))["input_bound"]
 
 
+@pytest.mark.parametrize(("wait", "told"), [(60_000.0, True), (20_000.0, False)])
+def test_a_wait_that_is_most_of_the_only_step_is_told_as_one(wait: float, told: bool):
+    """Nobody knows whether such a wait returns."""
+    b = Builder().host("ProfilerStep#1", 0, 100_000, step_num=1)
+    b.host("IteratorGetNextOp::DoCompute", 10, wait, line="tf_data_iterator_get_next/1")
+    for at in range(round(wait) + 50, 99_800, 100):
+        b.run(0, at, 98, launch=at - 5, thread="python")
+    f = findings(b).get("input_bound")
+    assert (f is not None) == told
+    if f is not None:
+        assert f.gain.step_time == pytest.approx(0.6, abs=0.01) and f.gain.claim == "at most"
+
+
 def test_several_waits_within_one_long_step_count():
     """One marked step that accumulates the gradients of four batches."""
     b = Builder()
