@@ -151,11 +151,12 @@ _NO_STEPS = "no_steps"
 _NUMBER = re.compile(r"\d+(?![A-Za-z\d])|(?<![A-Za-z\d])\d+")  # but that of "h2d" or "conv2d"
 
 
-def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
+def unexplained(a: Analysis, findings: Iterable[Finding], tracing_s: float = 0.0) -> Unexplained | None:
     """The time that none of these findings claims; None where it is little, or where the trace does not tell.
 
     Each finding claims seconds of the parts of the step that its rule can explain. What is left of the parts in which
-    GPUs wait, or without a GPU of the time in which no op runs, is unexplained, whatever else was found.
+    GPUs wait, or without a GPU of the time in which no op runs, is unexplained, whatever else was found;
+    ``tracing_s`` of each step, in which functions are traced or compiled, is not.
     """
     account, per, work, silent_s = a.account, "step", list[HostWork](), None
     if account is None or (a.steps is not None and a.steps.start_up):
@@ -165,7 +166,7 @@ def unexplained(a: Analysis, findings: Iterable[Finding]) -> Unexplained | None:
         idle_s = sum(row.wait_s for row in a.cpu_layers.rows if row.name == NO_OP_RUNS and row.parent is None)
         input_s = account.claimable(("input",)).get("input", 0.0) / account.steps - sum(
             row.device_s for row in a.cpu_layers.rows if row.name == INPUT and row.parent is None)
-        parts, of_s = {"host": max(idle_s - max(input_s, 0.0), 0.0)}, a.cpu_layers.total_s
+        parts, of_s = {"host": max(idle_s - max(input_s, 0.0) - tracing_s, 0.0)}, a.cpu_layers.total_s
         per = a.cpu_layers.basis
         left = _left(parts, claimed, account.steps)
     elif a.breakdown is not None and a.gpus:

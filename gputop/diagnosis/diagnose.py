@@ -120,7 +120,8 @@ def analyze_with_steps(
     wall = analysis.wall_time
     return replace(facts, analysis=msgspec.structs.replace(
         analysis, findings=advice.findings, abstained=advice.abstained, what_if=advice.what_if,
-        wall_time=wall and msgspec.structs.replace(wall, unexplained=unexplained(analysis, advice.findings))))
+        wall_time=wall and msgspec.structs.replace(wall, unexplained=unexplained(
+            analysis, advice.findings, facts.host.tracing_s if facts.host is not None else 0.0))))
 
 
 def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[start_up.StartUpSpan],
@@ -136,6 +137,7 @@ def _without_start_and_end(trace: Trace, steps: Steps | None, started: Sequence[
         return trace, notes
     if over_ns is not None:
         trace = start_up.after_start(trace, over_ns)
+    trace = start_up.up_to_profilers_stop(trace)
     if (end_ns := start_up.end_start_ns(trace)) is not None:
         notes = (*notes, TraceNote("end", (
             f"In the last {seconds((trace.window_ns[1] - end_ns) / 1e9)} of the recording, the program mostly unloads "

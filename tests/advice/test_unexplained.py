@@ -8,7 +8,18 @@ import pytest
 from msgspec import structs
 
 from gputop.advice.causes import unexplained
-from gputop.analysis.results import Account, AccountLine, AccountPart, Breakdown, GapWork, StepGaps, WallTime
+from gputop.analysis.layers.tree import NO_OP_RUNS
+from gputop.analysis.results import (
+    Account,
+    AccountLine,
+    AccountPart,
+    Breakdown,
+    GapWork,
+    LayerRow,
+    Layers,
+    StepGaps,
+    WallTime,
+)
 from gputop.core.findings import Finding, Gain
 from gputop.diagnosis.report import text_report, unexplained_text
 from tests.analyses import make_analysis
@@ -57,6 +68,14 @@ def test_what_is_claimed_or_little_is_not_told() -> None:
     assert unexplained(analysis(), [cause]) == unexplained(analysis(), [finding("eager_execution", host=0.5)])
     assert unexplained(analysis(replace(STEP, host=0.01)), ()) is None  # little is not told
     assert unexplained(analysis(), [finding("tensor_cores_unused", compute=2.4)]) == unexplained(analysis(), ())
+
+
+def test_time_in_which_functions_are_compiled_on_a_cpu_is_explained() -> None:
+    rows = (LayerRow(NO_OP_RUNS, None, 0.0, 0.1, 0.25, 0),)
+    a = structs.replace(analysis(), breakdown=None, gpus=(), cpu_layers=Layers("step", 0.4, 0, rows))
+    left = unexplained(a, ())
+    assert left is not None and left.parts == pytest.approx({"host": 0.1})
+    assert unexplained(a, (), tracing_s=0.1) is None
 
 
 @needs_data

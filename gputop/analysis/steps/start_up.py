@@ -58,6 +58,9 @@ _REPEATED = 0.5  # share of the launches that are not the first of their kernel,
 _QUEUED = 1000  # launches that fit into the queue of a GPU: of fewer none waits for room in it
 _STARTS = 0.5  # share of such work in the time from the recording's begin on: the job starts
 _WORTH_SAYING = 0.05  # share of the recording
+# The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
+PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectData|Stop)|stop_trace$|"
+                 r"\$profiler_v2\.py:\d+ stop")
 _PAST_START_S = 120.0  # a process that has run for so long does not start, as idle_gpu.age_s
 _TEARS_DOWN = (r"(?:cuda|hip|cu)(?=[A-Z])\w*(?:Unload|Unregister|Destroy|Free|DeviceReset|CtxReset|CtxRelease)\w*$|"
                r"(?:cudnn|cublas|cusolver|cusparse|cufft|nccl)\w*Destroy")
@@ -363,6 +366,16 @@ def tear_down(trace: Trace, lines: Mask, after_ns: int) -> Spans:
     """Calls on these lines that free, unload and destroy after the last work of the GPUs: the program ends."""
     rows = host_rows(trace, _TEARS_DOWN, lines)
     return spans_of(trace, rows[trace.host.start_ns[rows] >= after_ns])
+
+
+def up_to_profilers_stop(trace: Trace) -> Trace:
+    """A trace without work of a GPU up to its profiler's own end, which is no work of the job's."""
+    stops = host_rows(trace, PROFILER_STOP)
+    if len(trace.device) or not len(stops):
+        return trace
+    end = int(trace.host.start_ns[stops].max())
+    left = part_of(trace, trace.window_ns[0], end)
+    return replace(left, host=replace(left.host, end_ns=np.minimum(left.host.end_ns, end))) if len(left.host) else trace
 
 
 def end_start_ns(trace: Trace) -> int | None:

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gputop.analysis.steps.anchors import Anchors
 from gputop.analysis.steps.compilations import CUDNN, trials
-from gputop.analysis.steps.start_up import StartUpSpan, mostly_start_up
+from gputop.analysis.steps.start_up import PROFILER_STOP, StartUpSpan, mostly_start_up
 from gputop.trace.intervals import coverage
 from gputop.trace.lookups import host_rows, line_by_line, rows_of
 from gputop.trace.model import I64, Kind, Trace
@@ -36,9 +36,6 @@ _PAUSE_FACTOR, _MAX_PAUSES = 5.0, 0.25
 _LEAST_OF_TIME = 0.2  # what repeats for less of it does not stand for the job
 # Markers whose own end meets the next one's start within this share of the step are contiguous. gputop's own figure.
 _CONTIGUOUS_SHARE = 0.02
-# The profiler's own end, in JAX and in TensorFlow's and PyTorch's Python.
-_PROFILER_STOP = (r"\$profiler\.py:\d+ stop_trace|ProfilerSession::(?:CollectData|Stop)|stop_trace$|"
-                  r"\$profiler_v2\.py:\d+ stop")
 
 
 class WholeSteps(Struct, frozen=True):
@@ -102,7 +99,7 @@ def _last_event(anchors: Anchors) -> I64:
 
 def _without_profilers_end(trace: Trace, bounds: I64) -> I64:
     """The steps without those in which the profiler ended (3)."""
-    stops = trace.host.start_ns[host_rows(trace, _PROFILER_STOP)]
+    stops = trace.host.start_ns[host_rows(trace, PROFILER_STOP)]
     if not len(stops) or not len(bounds):
         return bounds
     with_stop = np.searchsorted(stops, bounds[:, 1]) > np.searchsorted(stops, bounds[:, 0])

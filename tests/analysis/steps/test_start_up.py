@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gputop.analysis.steps.compilations import CUDNN, rebuilt, trials
-from gputop.analysis.steps.start_up import start_end_ns, start_up_spans, what_started
+from gputop.analysis.steps.start_up import start_end_ns, start_up_spans, up_to_profilers_stop, what_started
 from gputop.analysis.steps.steps import find_steps
 from gputop.core.captured_samples import JobCpus
 from gputop.diagnosis.diagnose import analyze_trace
@@ -443,6 +443,17 @@ def test_a_sum_of_several_calls_is_not_said_to_be_one_of_them() -> None:
     b = Builder(format="nsys").host("cudaMalloc", 0, 50_000).host("cudaStreamCreate", 60_000, 40_000)
     note = what_started(start_up_spans(b.run(0, 100_000, 200, launch=99_990).build()), 1 << 60)
     assert note == "loading of libraries and modules (cudaMalloc and others, 90.0 ms)"
+
+
+@pytest.mark.parametrize("stop", ["$profiler.py:255 stop_trace", "ProfilerSession::Stop", "$profiler_v2.py:119 stop"])
+def test_a_profilers_own_end_is_no_part_of_a_trace_of_the_cpu(stop: str) -> None:
+    b = Builder(gpus=0).host("$train.py:3 main", 0, 90_000).host("PjitFunction(f)", 100, 39_000)
+    b.host(stop, 40_000, 50_000).host("$json.py:4 dump", 41_000, 30_000)
+    left = up_to_profilers_stop(b.build())
+    assert left.window_ns[1] - left.window_ns[0] == 40_000_000 and left.host.end_ns.max() - left.window_ns[0] == 40e6
+    assert analyze_trace(b.build()).trace.window_s == pytest.approx(0.04)
+    gpu = Builder().host(stop, 40_000, 50_000).run(0, 0, 10).build()
+    assert up_to_profilers_stop(gpu) is gpu, "its work may go on"
 
 
 def captures(launched: bool) -> Builder:
