@@ -184,16 +184,13 @@ def judge_power_capped(view: NodeView) -> ClocksHeld | Missing | None:
     if not judged:
         return Missing(f"{window_s:.0f} s of SM clock, its maximum, and either power with its limit or clock event "
                        "reasons")
-    capped = [cap for cap in judged if cap.gpu not in left_out and _at_limit(view, cap)
+    capped = [cap for cap in judged if cap.gpu not in left_out and (
+        (cap.share is not None and cap.share >= view.limit("power_capped", "share_", cap.gpu))
+        or (cap.power is not None and cap.power >= view.limit("power_capped", "power_", cap.gpu)))
               and cap.clock <= view.limit(rule, "clock_", cap.gpu)]
     if not capped:
         return None
     return _held(capped, window_s, high=0.0, medium=1 - limit("power_capped.medium"))
-
-
-def _at_limit(view: NodeView, cap: Clock) -> bool:
-    return (cap.share is not None and cap.share >= view.limit("power_capped", "share_", cap.gpu)) or (
-        cap.power is not None and cap.power >= view.limit("power_capped", "power_", cap.gpu))
 
 
 def describe_power_capped(v: ClocksHeld) -> Explanation:

@@ -16,7 +16,7 @@ def judge_no_fine_metrics(view: NodeView) -> NoFineMetrics | Missing | None:
     window_s = view.seconds("no_fine_metrics.window_s")
     # A history filled in at the start has coarse utilization alone: that memory was read shows that the GPU itself was
     # sampled all the time.
-    coarse = [g for g in view.whole_gpus if view.readings_count(g, "sm_active", window_s) == 0 and all(
+    coarse = [g for g in view.whole_gpus if not view.window("sm_active", window_s).count[view.column(g)] and all(
         view.mean(g, m, window_s) is not None for m in ("gpu_util", "memory_used_bytes"))]
     if not coarse:
         if any(view.mean(g, "sm_active", window_s) is not None for g in view.whole_gpus):

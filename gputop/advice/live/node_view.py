@@ -191,9 +191,6 @@ class NodeView:
         values = self.values(gpu, metric, seconds)
         return max(values) - min(values)
 
-    def readings_count(self, gpu: GpuSample, metric: str, seconds: float) -> int:
-        return self.window(metric, seconds).count[self.column(gpu)]
-
     def activity(self, gpu: GpuSample, seconds: float) -> tuple[str, float] | None:
         """Activity of the GPU: SM activity, or else coarse utilization; (metric, mean)."""
         for metric in ("sm_active", "gpu_util"):

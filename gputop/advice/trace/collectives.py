@@ -340,7 +340,9 @@ def judge_collective_waiting(facts: TraceFacts) -> CollectiveWaiting | Missing |
         events=None if culprits else Events(np.flatnonzero(facts.trace.device.kind == Kind.COLLECTIVE), timed=False),
         culprits=culprits, held_up=held_up,
         meanwhile=_meanwhile(facts, *next(iter(spans.items()))) if alone and held_up is None else None,
-        cure=fix if _is_expressed(facts, fix, share, _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None)
+        # A replay that saves less of the share cannot have moved what delays the last GPU.
+        cure=fix if facts.replay is None or share < LARGE_SHARE or max(facts.replay.saved(fix), 0.0) >= share * (
+            _EXPRESSED_TOGETHER if held_up is None else _EXPRESSED) else None)
 
 
 def _meanwhile(facts: TraceFacts, gpu: int, waited_for: Spans) -> tuple[str, float] | None:
@@ -353,11 +355,6 @@ def _meanwhile(facts: TraceFacts, gpu: int, waited_for: Spans) -> tuple[str, flo
     if time_ns < max(_MAIN_SHARE * waited_for.total, 1):
         return None
     return short_kernel(facts.trace.names[name]), time_ns / 1e9 / facts.steps_or_window
-
-
-def _is_expressed(facts: TraceFacts, fix: Cure, share: float, least: float) -> bool:
-    """Return whether a replay saves so much of the share that it can have moved what delays the last GPU."""
-    return facts.replay is None or share < LARGE_SHARE or max(facts.replay.saved(fix), 0.0) >= least * share
 
 
 def _held_up(facts: TraceFacts, waits: CollectiveWaits, late_s: float, numbers: Sequence[int],

@@ -81,8 +81,9 @@ def _matmuls(facts: TraceFacts) -> Matmuls | None:
             continue  # the rest, whose types and cores are mixed
         dtype = next(iter(row.types), "")
         parts = _parts(row, dtype)
-        aligned = _aligned_bytes(row, dtype) if "tensor" in parts else None
-        if aligned is not None:
+        alignments = [int(a or b) for a, b in _ALIGNED.findall(row.name.split("(", 1)[0])]
+        if "tensor" in parts and alignments and dtype in _BYTES:
+            aligned = min(alignments) * _BYTES[dtype]  # that a thread may load at once, by the kernel's name
             parts.append("known")
             if aligned <= limit("dims_unaligned.bytes"):
                 parts.append("unaligned")
@@ -116,12 +117,6 @@ def _kernels(facts: TraceFacts, names: Sequence[str], what: str, factor: float) 
         scaled=((rows, 1 / factor),),
         assumes=f"Assumes that these matrix kernels take {percent(1 / factor)} of the time {what}; memory-bound "
                 "kernels gain less.")}
-
-
-def _aligned_bytes(row: KernelRow, dtype: str) -> int | None:
-    """Bytes that a thread may load at once, by the kernel's name; None where it does not say."""
-    alignments = [int(a or b) for a, b in _ALIGNED.findall(row.name.split("(", 1)[0])]
-    return min(alignments) * _BYTES[dtype] if alignments and dtype in _BYTES else None
 
 
 def tensor_cores(facts: TraceFacts) -> tuple[int, int] | Literal[False] | None:

@@ -159,11 +159,6 @@ def _name(trace: Trace, op: int, calls: CallScopes | None) -> tuple[tuple[str, .
     return scope_of(name, False).path or ((name,) if name else ()), source
 
 
-def op_stem(trace: Trace, op: int, calls: CallScopes | None) -> str:
-    """Name that the same op of different replicas has in common; "": of no op."""
-    return _stem(_name(trace, op, calls)[0]) if op >= 0 else ""
-
-
 def _stem(path: Sequence[str]) -> str:
     """The same for names that differ in their numbering alone: TensorFlow numbers the replicas' ops on."""
     return _NUMBER.sub("", "/".join(path)).replace("_", "")
@@ -268,7 +263,8 @@ def excess_of(
         keys = [device.name[rows].astype(np.int64) for rows in all_rows]
     distinct, which = np.unique(np.concatenate(keys), return_inverse=True)
     stems: dict[str, int] = {}
-    number = np.array([stems.setdefault(op_stem(trace, key, calls) if by_op else str(key), len(stems))
+    number = np.array([stems.setdefault(  # the name that the same op of different replicas has in common
+        str(key) if not by_op else _stem(_name(trace, key, calls)[0]) if key >= 0 else "", len(stems))
                        for key in distinct.tolist()], np.int64)[which]
     stem_of_event, *rest = np.split(number, np.cumsum([len(rows) for rows in all_rows])[:-1])
     of_heavy = np.bincount(stem_of_event, times[0], len(stems))

@@ -106,7 +106,8 @@ def _loaded(files: Sequence[tuple[str, Iterable[bytes]]], builder: TraceBuilder,
     for order, (path, pieces) in enumerate(files):
         try:
             file = read_file(path, pieces, order, builder, limit_bytes)
-            if tpus := _with_events(file, _TPU_PROCESS):
+            used = {file.rows[row][0] for row in distinct(file.events["row"]).tolist()}
+            if tpus := [pid for pid in used if _TPU_PROCESS.match(file.processes.get(pid, ""))]:
                 raise tpu_error(path, len(tpus))
             loaded.append(file)
         except GputopError as error:
@@ -119,12 +120,6 @@ def _loaded(files: Sequence[tuple[str, Iterable[bytes]]], builder: TraceBuilder,
         for order, file in enumerate(loaded):
             file.rank = order
     return sorted(loaded, key=lambda file: file.rank)
-
-
-def _with_events(file: ChromeFile, processes: re.Pattern[str]) -> set[Any]:
-    """Processes of such a name that have events."""
-    used = {file.rows[row][0] for row in distinct(file.events["row"]).tolist()}
-    return {pid for pid in used if processes.match(file.processes.get(pid, ""))}
 
 
 def _common_clock(files: Sequence[ChromeFile], starts: Sequence[float], builder: TraceBuilder) -> list[int]:
