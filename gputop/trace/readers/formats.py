@@ -113,7 +113,8 @@ OTHER_FILES = (
     OtherFile(lambda path, begin: begin.startswith(b"/annex/objects/"),
               "a git-annex pointer instead of the file", "Fetch the file: git annex get"),
     OtherFile(lambda path, begin: _MARKUP.match(begin) is not None, "an HTML or XML page",
-              "If a server answered with it, download the trace again. If it is a snapshot of gputop, give the .json instead."),
+              "If a server answered with it, download the trace again. If it is a snapshot of gputop, give the .json "
+              "instead."),
     OtherFile(lambda path, begin: _JSON_LINES.match(begin) is not None and b"traceEvents" not in begin[:1000],
               "a list of JSON objects, one per line, and not one JSON document",
               "Write the events as one JSON list. For a report of Nsight Systems: nsys export --type sqlite"),
