@@ -21,7 +21,7 @@ from gputop.trace.occupancy import LaunchShape
 SCHEMA = "gputop.analysis/1"
 MAX_SEGMENTS = 2000  # of a critical path
 SESSION_RUN = "session.run of TensorFlow 1"  # an anchor of steps
-MORE_RUNS = "trace more runs, because a timeline contains only one run"  # what to do about a single one of these
+MORE_RUNS = "trace more runs"  # what to do about few of these
 
 
 class TraceSummary(Struct, frozen=True):

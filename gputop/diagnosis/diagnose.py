@@ -32,6 +32,7 @@ from gputop.diagnosis.analyses import FIELDS, Given, start_analyses
 from gputop.render.step_parts import PART_IDS
 from gputop.text.units import counted, seconds
 from gputop.trace.complete_part import part_of
+from gputop.trace.graph_captures import in_captures
 from gputop.trace.lookups import LAUNCH_CALLS, computes_on_cpu, detect_framework, host_rows, how_to_mark_steps
 from gputop.trace.model import Trace
 from gputop.trace.parallel import pool
@@ -213,10 +214,12 @@ def _no_gpu(trace: Trace) -> TraceNote:
     if computes_on_cpu(trace):
         how = f"{how} " if trace.format == "nsys" and not called else ""
         return TraceNote("no_gpu", f"The trace has no GPU. {how}All time except input wait counts as host time.")
-    if launches := len(host_rows(trace, LAUNCH_CALLS)):
-        how = _PERMISSION if called else how
-        return TraceNote("lost_kernels", f"The trace has no GPU but {counted(launches, 'kernel launch', 'es')}, so the "
-                                         f"profiler did not record the kernels. {how}")
+    if len(launches := host_rows(trace, LAUNCH_CALLS)):
+        how, found = _PERMISSION if called else how, counted(len(launches), "kernel launch", "es")
+        if in_captures(trace, launches).all():
+            return TraceNote("no_gpu", f"The trace has no GPU but {found}, which graphs record and which run nothing.")
+        return TraceNote("lost_kernels", f"The trace has no GPU but {found}, so the profiler did not record the "
+                                         f"kernels. {how}")
     if any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):
         how = "Run the session with trace_level=FULL_TRACE, and with CUPTI's folder in LD_LIBRARY_PATH."
     elif len(host_rows(trace, r"aten::(?:linear_backward|_?mps_)")):

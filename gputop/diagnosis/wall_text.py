@@ -116,7 +116,7 @@ def doubt(a: Analysis, clean: bool, about: str) -> VerdictLines | None:
         caused and a.steps is not None and a.steps.unit == "period")
     # Then it shows no loop, whatever it idles for.
     short = a.wall_time is not None and a.wall_time.recorded_s < _SHORT_S
-    begins = a.steps is None and (short or _start_share(a) >= WORTH_SAYING)
+    begins = a.steps is None and (short or _is_brief(a) or _start_share(a) >= WORTH_SAYING)
     no_kernel = not any(gpu.kernels for gpu in a.gpus)
     return not_enough(a, about) if clean or few or no_kernel or begins or _starts(a) else None
 
@@ -206,10 +206,16 @@ def _without_steps(a: Analysis, wall: WallTime, limit: str, longer: str) -> Verd
         do = (f"{_LONGER_RUN}, as most of what this one shows is its start; or " if starts else "") + _SAMPLE
     elif little:
         do = _long_kernel(a, wall) or (do if longer else _LONGER_RUN)
-    judged = a.account.breakdown if a.account is not None else None
-    brief = judged is not None and judged.total < _BRIEF * wall.recorded_s
+    elif not longer and parts_share(wall, (_START, "end")) >= _HALF:
+        do = _LONGER_RUN
     return no_verdict(f"{little or 'no steps found'} in the {seconds(wall.recorded_s)} recorded", do,
-                      _seen(wall, "recorded time"), "" if little or brief else limit)
+                      _seen(wall, "recorded time"), "" if little or _is_brief(a) else limit)
+
+
+def _is_brief(a: Analysis) -> bool:
+    """Return whether what the findings judge is a small part of the recording."""
+    judged = a.account.breakdown if a.account is not None else None
+    return judged is not None and a.wall_time is not None and judged.total < _BRIEF * a.wall_time.recorded_s
 
 
 def _long_kernel(a: Analysis, wall: WallTime) -> str:

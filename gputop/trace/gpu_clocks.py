@@ -25,6 +25,8 @@ OFF_NS = 1_000_000  # a GPU whose times are off by more than this is named; dela
 MIN_EVENTS = 10
 UNRELIABLE = "Launch delays, causes of idle time and the order among GPUs are not reliable for this GPU."
 _EARLY_SHARE = 0.01  # of a GPU's launched events, which begin before their launches
+_ALIKE = 0.25  # of the time by which events begin too early: by which it differs
+_NEVER_SO_LONG_NS = 100_000_000  # a queue with all its work stands still. gputop's own figure
 _OUTLIERS = 4  # launches that may be joined wrongly
 _IDLE_NS = 50_000  # a pause of the GPU
 _LAUNCH_NS = 5_000  # from a launching call to the event, at least
@@ -44,24 +46,28 @@ def set_right(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpus
         if len(rows) < MIN_EVENTS:
             continue
         delay = device.start_ns[rows] - device.launch_ns[rows]
-        few = min(_OUTLIERS, len(delay) // 20)
-        if np.count_nonzero(delay < -JITTER_NS) <= few < np.count_nonzero(delay <= OFF_NS):
+        few, early = min(_OUTLIERS, len(delay) // 20), int((delay < -JITTER_NS).sum())
+        if early <= few < np.count_nonzero(delay <= JITTER_NS):
             continue
         highest = int(np.partition(delay, few)[few])
         offset, evidence = _offset(device, rows, highest, _wait_offsets(device, host, names, gpu))
-        if offset is None:
-            early = int((delay < -JITTER_NS).sum())
-            if early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
-                yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
-                       f"them, by up to {seconds(-int(delay.min()) / 1e9)}, so the clocks of GPU and host differ. "
-                       f"{evidence} {UNRELIABLE}")
-        elif offset < -JITTER_NS or offset > OFF_NS:
-            of_gpu = np.flatnonzero(device.gpu == gpu)
-            device.start_ns[of_gpu] -= offset
-            device.end_ns[of_gpu] -= offset
+        of_gpu = np.flatnonzero(device.gpu == gpu)
+        if offset is None and early >= max(MIN_EVENTS, _EARLY_SHARE * len(delay)):
+            # All are early by about as much: that much at least must be so.
+            offset = highest if np.median(delay) - highest <= _ALIKE * -highest else 0
+            yield (f"{early:,} of {len(delay):,} events of GPU {about.ordinal} begin before the call that launched "
+                   f"them, by up to {seconds(-int(delay.min()) / 1e9)}, so the clocks of GPU and host differ. "
+                   f"{evidence}, so gputop corrects "
+                   + (f"only the {seconds(-offset / 1e9)} by which they differ at least" if offset else "nothing")
+                   + f". {UNRELIABLE}")
+        elif offset is not None and abs(offset) > JITTER_NS:
             yield (f"GPU {about.ordinal}'s clock is {seconds(abs(offset) / 1e9)} "
                    f"{'ahead of' if offset > 0 else 'behind'} the host clock; gputop corrected for this offset. After "
                    f"the correction, {evidence}.")
+        else:
+            continue
+        device.start_ns[of_gpu] -= offset
+        device.end_ns[of_gpu] -= offset
 
 
 def _offset(device: DeviceEvents, rows: I64, highest: int, waits: I64) -> tuple[int | None, str]:
@@ -69,11 +75,11 @@ def _offset(device: DeviceEvents, rows: I64, highest: int, waits: I64) -> tuple[
     if len(waits):
         lowest = int(waits.max())
         after = "calls that wait for the GPU return right after its last event"
-        if -JITTER_NS <= highest - lowest <= OFF_NS:
-            return (lowest + highest) // 2, f"events begin right after their launches, and {after}"
         if highest >= lowest - JITTER_NS and (waits > lowest - JITTER_NS).sum() >= _MIN_WAITS:
             return lowest, after
-        return None, "Launches and calls that wait for the GPU disagree on the offset, so gputop corrects nothing."
+        if -JITTER_NS <= highest - lowest <= OFF_NS:
+            return min(max(lowest, 0), highest), f"events begin right after their launches, and {after}"
+        return None, "Launches and calls that wait for the GPU disagree on the offset"
     order = rows[np.argsort(device.start_ns[rows], kind="stable")]
     idle_ns = np.append(0, device.start_ns[order[1:]] - np.maximum.accumulate(device.end_ns[order])[:-1])
     first = order[idle_ns >= _IDLE_NS]  # after a pause
@@ -84,7 +90,11 @@ def _offset(device: DeviceEvents, rows: I64, highest: int, waits: I64) -> tuple[
     halves = np.array_split(likely, 2)
     if len(first) >= MIN_EVENTS and all(half.mean() >= 0.5 for half in halves):
         return highest - _LAUNCH_NS, "an idle GPU begins right after each launch"
-    return None, "No call waits for the GPU, and launch delays differ, so gputop corrects nothing."
+    launches = np.sort(device.launch_ns[rows])
+    spans_ns = launches[-1] - launches[0], device.end_ns[rows].max() - device.start_ns[order[0]]
+    if device.start_ns[order[0]] - launches[-1] > max(*spans_ns, _NEVER_SO_LONG_NS):  # and in its queue all the time
+        return highest - _LAUNCH_NS, "the GPU begins its first work right after the launch"
+    return None, "No call waits for the GPU, and launch delays differ"
 
 
 def _wait_offsets(device: DeviceEvents, host: HostEvents, names: Sequence[str], gpu: int) -> I64:

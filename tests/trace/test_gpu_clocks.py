@@ -133,6 +133,29 @@ def test_waiting_on_another_gpu_or_a_stream_of_several_says_nothing():
     assert moved(b.build()) == ([], [0.0])
 
 
+@pytest.mark.parametrize("off", [400, 700])
+@pytest.mark.parametrize("wait", ["cudaDeviceSynchronize", ""])
+def test_an_offset_of_less_than_a_millisecond_is_set_right(wait, off):
+    b, at = Builder(), AT_US
+    for _ in range(60):
+        b.run(0, at + off + 8, 100, launch=at)
+        b.host(wait or "python", at + 10, 110, "launch 0")
+        at += 300
+    notes, by = moved(b.build())
+    assert len(notes) == 1 and "ahead" in notes[0] and abs(by[0] - off) < 50
+
+
+@pytest.mark.parametrize("off", [5_000_000, -5_000_000])
+def test_without_calls_that_wait_a_full_queue_is_set_right_as_far_as_is_sure(off):
+    b, free = Builder(), AT_US * 10
+    for i in range(400):
+        b.run(0, free + off, 2000, launch=AT_US * 10 - 8000 + 200 * i)
+        free += 2001
+    notes, by = moved(b.build())
+    assert len(notes) == 1 and 0 <= by[0] - off < 80_000
+    assert ("ahead of" if off > 0 else "by which they differ at least") in notes[0]
+
+
 @needs_data
 @pytest.mark.parametrize("name", ["a100", "v100", "resnet50", "mfu", "dlrm"])
 @pytest.mark.parametrize("off_ns", [0, 330_000_000, -150_000_000, 3_000_000])

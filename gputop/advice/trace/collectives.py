@@ -61,7 +61,8 @@ _HIDE_LOGITS = {
            "prompt, only the last token needs logits.",
 }
 _AT_MOST = "at most"  # how the words of a bound begin
-_REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$"  # DTensor, of activations
+# DTensor, of activations; and of the gradients of those that it was given.
+_REDISTRIBUTES = r"(?:Nested)?Redistribute(?:Backward)?$|_FromTorchTensorBackward$"
 _PRODUCTS = r"aten::(?:mm|addmm|bmm|baddbmm|_scaled_mm)$"
 _NEXT_PASS = r"aten::embedding$|autograd::engine::|Optimizer\."  # what follows a forward pass
 # Values that optimizers keep beside each parameter, by their names.
@@ -195,7 +196,7 @@ def _logits(facts: TraceFacts, rows: I64) -> tuple[I64, float]:
     device, host = facts.trace.device, facts.trace.host
     gathers = [i for i, name in enumerate(facts.trace.names) if operation(name) == "AllGather"]
     rows = rows[np.isin(device.name[rows], gathers)]
-    rows = rows[launched_in_calls(facts.trace, rows, _REDISTRIBUTES.replace("(?:Backward)?", ""))]
+    rows = rows[launched_in_calls(facts.trace, rows, r"(?:Nested)?Redistribute$")]
     products, others = host_rows(facts.trace, _PRODUCTS), host_rows(facts.trace, _NEXT_PASS)
     rank = np.array([line.rank for line in facts.trace.lines], np.int64)
     ends_pass = np.zeros(len(rows), bool)

@@ -37,7 +37,7 @@ from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, within_calls
-from gputop.trace.intervals import contains, coverage, in_order, intersect, overlap, subtract
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, in_order, intersect, merge, overlap, subtract
 from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of
@@ -150,12 +150,13 @@ def _judge_trials(facts: TraceFacts) -> Retracing | None:
     again = tried_again(trace, by, facts.steps.edges_ns) if facts.steps is not None else NO_ROWS
     spans = intersect(trials(trace)[by], facts.analyzed_spans)
     tuning_s = spans.total / 1e9 / facts.steps_or_window
+    computing = overlap(spans, merge(EMPTY, *(timeline.compute for timeline in facts.gpu_timelines)))
     if not len(again) or tuning_s < limit("retracing.share") * facts.period_s:
         return None
     return Retracing(
         gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"Kernel selection by {by}",
         tracing_s=tuning_s, count=len(again), young_s=young_s, severest="high" if young_s is None else "medium",
-        tries=by,
+        tries=by, of_parts={"compute": computing, "launch": spans.total - computing},
         cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
                   scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
                   assumes="Assumes that all calls use a kernel that has already been selected."))
@@ -354,8 +355,8 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
             f"the {job.basis}.",
         evidence=evidence,
         action=("Wrap the whole function that the loop calls in a single jax.jit; currently each JAX op is compiled "
-                "separately." if everything else "Wrap the whole update in a single jax.jit: gradients, optimizer "
-                "update, apply_updates, and metrics."),
+                "separately." if everything else "Wrap the whole update in a single jax.jit: data augmentation, "
+                "gradients, optimizer update, apply_updates, and metrics."),
         snippet=code("eager_execution", "jax" if everything else "jax-update"),
         source=source("eager_execution.share"))
 

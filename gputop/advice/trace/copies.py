@@ -112,16 +112,16 @@ def offloaded(facts: TraceFacts) -> bool | None:
     rows = rows[device.bytes[rows] >= _LARGE]
     if device.bytes[rows].sum() < max(half, 1):
         return False
+    fetches = spans_of(trace, host_rows(trace, _FETCHES, words=_FETCHES_WORDS))
+    fetched = coverage(fetches, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
+    if fetched.sum() > facts.steps_or_window and device.bytes[rows[fetched]].sum() >= half:
+        return True
     rounds = 0
     for timeline in facts.gpu_timelines:
         computing_ns = timeline.start_ns[timeline.computing_places]
         copied_ns = device.start_ns[rows[device.gpu[rows] == timeline.gpu]]
         rounds = max(rounds, len(np.unique(np.searchsorted(computing_ns, copied_ns))))
-    if rounds < _ROUNDS * facts.steps_or_window:
-        return False
-    fetches = spans_of(trace, host_rows(trace, _FETCHES, words=_FETCHES_WORDS))
-    fetched = coverage(fetches, device.launch_ns[rows], device.launch_ns[rows] + 1) > 0
-    return True if device.bytes[rows[fetched]].sum() >= half else None if facts.basis == "step" else False
+    return None if rounds >= _ROUNDS * facts.steps_or_window and facts.basis == "step" else False
 
 
 def _copies(facts: TraceFacts, ways: Sequence[str]) -> Events:

@@ -95,6 +95,8 @@ _FETCHING = (
      "step_gap_host", ("summary-keras3", "summary-custom")),
     (re.compile(r"py_?func|numpy_func|print|string|regex|unique|lookup|assert", re.IGNORECASE), _PLACED,
      "host_placement", ("placed", "placed")),
+    (re.compile(r"edge_\d+_"), "Fetch fewer and smaller tensors, and not in each run: session.run copies each fetched "
+     "tensor to the host.", "copies_excessive", ("fetch", "fetch")),
 )
 
 

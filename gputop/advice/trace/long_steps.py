@@ -23,6 +23,7 @@ from gputop.analysis.host.gaps import ranked_work, work_in
 from gputop.analysis.host.stack_lines import gap_lines, process_lines, python_of
 from gputop.analysis.host.work_kinds import EVALUATES, MANY_VARIABLES, READ_VARIABLE
 from gputop.analysis.results import GapWork, StackLine
+from gputop.analysis.steps.compilations import CUDNN, TRITON, trials
 from gputop.analysis.steps.long_steps import MIN_STEPS, long_steps
 from gputop.analysis.steps.membership import step_of
 from gputop.analysis.steps.optimizer_calls import steps_per_update
@@ -30,6 +31,7 @@ from gputop.analysis.steps.pytorch_ops import workers_started
 from gputop.analysis.steps.training_loops import training_loops
 from gputop.core.findings import HIGH_SHARE, Culprit
 from gputop.text.units import count, percent, seconds
+from gputop.trace.graph_captures import recordings
 from gputop.trace.intervals import EMPTY, Spans, contains, coverage, intersect, merge, overlap, subtract, union
 from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import F64, I64, Kind
@@ -105,6 +107,10 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     share = float(long.more_s.sum() / length.sum())
     if share < limit("long_steps.share"):
         return None
+    tried, in_long = trials(facts.trace), union(edges[long.indices, 0], edges[long.indices, 1])
+    tried_ns = overlap(merge(tried[CUDNN], tried[TRITON], recordings(facts.trace)[0]), in_long)
+    if tried_ns >= limit("long_steps.named") * long.more_s.sum() * 1e9:
+        return Missing("steps that are long for another reason than trials of kernels or the recording of CUDA graphs")
     if long.every is not None and long.every == steps_per_update(facts.trace, steps):
         return Missing(f"complete updates as steps; the optimizer runs only in one of {long.every} steps, which takes "
                        "longer as a result")
@@ -126,8 +132,7 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         spans=_spans(facts, long.indices, most), work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual), lines=lines[0],
-        new_workers=overlap(new_workers(facts), union(edges[long.indices, 0], edges[long.indices, 1])) >= (
-            limit("long_steps.named") * long.more_s.sum() * 1e9),
+        new_workers=overlap(new_workers(facts), in_long) >= limit("long_steps.named") * long.more_s.sum() * 1e9,
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
         evaluates=_evaluates(facts, long.indices))
     if most == "input" and input_fix(facts, parts[most]).never_empty:

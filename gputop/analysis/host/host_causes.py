@@ -45,7 +45,7 @@ STALL_FACTOR, STALL_NS = 5.0, 100_000
 # number of ops a step on: fewer are a callback's. gputop's own figure.
 EAGER_SHARE, EAGER_OPS = 0.10, 50
 # In JAX so few are the model's, where other functions hardly take part of the time in calls. gputop's own figures.
-_ALONE, _OPS_ALONE = 0.9, 20
+_ALONE, _OPS_ALONE = 0.9, 8
 # One rank's gaps hold the others up where they are so many times as long as each other rank's. gputop's own figure.
 SLOW_HOST = 2.0
 

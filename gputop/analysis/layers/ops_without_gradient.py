@@ -24,7 +24,8 @@ from gputop.trace.lookups import host_rows, name_mask, outermost_rows, spans_of
 from gputop.trace.model import I64, Trace
 
 _OP = r"(?!autograd::|c10d::|record_param_comms)[\w.]+::\S|\w+Backward\d*$|CompiledFunction|Torch-Compiled Region"
-_OTHER_PARTS = rf"autograd::engine::evaluate_function|Optimizer\.(?:step|zero_grad)#|{LOADER}"
+# Of TorchScript, what its executor computes a gradient for is linked as a whole, if at all.
+_OTHER_PARTS = rf"<forward op>$|prim::|autograd::engine::evaluate_function|Optimizer\.(?:step|zero_grad)#|{LOADER}"
 _NEW_RESULTS = (r"aten::(?!_foreach|_amp|(?:linalg_)?(?:vector_|matrix_)?norm$|\w+_$|_?to(?:_copy)?$|copy|contiguous$|"
                 r"clone$|detach$|empty|zeros|ones|full|stack$|cat$|item$|is_nonzero$|_local_scalar_dense$|multinomial$|"
                 r"bernoulli$|normal$|rand)")

@@ -10,7 +10,16 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.analysis.steps.compilations import CONVOLUTION, CUDNN, TRACING, builds, function_name, rebuilt, trials
+from gputop.analysis.steps.compilations import (
+    CONVOLUTION,
+    CUDNN,
+    OVER,
+    TRACING,
+    builds,
+    function_name,
+    rebuilt,
+    trials,
+)
 from gputop.analysis.steps.torch_compilations import (
     built_again,
     compiling,
@@ -21,7 +30,7 @@ from gputop.analysis.steps.torch_compilations import (
 from gputop.text.units import seconds
 from gputop.trace.complete_part import part_of
 from gputop.trace.graph_captures import GRAPH_LAUNCH, recordings
-from gputop.trace.intervals import EMPTY, Spans, coverage, joined, merge, subtract, union
+from gputop.trace.intervals import EMPTY, Spans, contains, coverage, joined, merge, subtract, union
 from gputop.trace.kernel_names import short_kernel
 from gputop.trace.lookups import COMPILE, LAUNCH_CALLS, Mask, distinct, host_rows, name_mask, numbered, on_gpu, spans_of
 from gputop.trace.model import I64, Kind, MemoryKind, Trace, once
@@ -185,7 +194,8 @@ def _firsts(ids: I64) -> Mask:
 
 def _before_modules(trace: Trace) -> Spans:
     """Pauses between a thread's calls of CUDA right before it loads a module, where a kernel is then launched for the
-    first time: it is compiled, or what it needs is read. Only Nsight Systems records all calls of a program."""
+    first time: it is compiled, or what it needs is read. Only Nsight Systems records all calls of a program. None where
+    they come back in a loop up to the recording's end."""
     host, spans = trace.host, EMPTY
     calls, loads = host_rows(trace, _API), host_rows(trace, _LOADS)
     if trace.format != "nsys" or len(loads) < _SEVERAL:
@@ -198,16 +208,22 @@ def _before_modules(trace: Trace) -> Spans:
         close = np.searchsorted(start, host.start_ns[loads[host.line[loads] == line]] - _LOADING_NS)
         close = close[start[close] - end[close] >= _WORTH_NAMING_NS]  # the first call close to a load, after a pause
         spans = merge(spans, union(end[close], start[close]))
-    return spans if len(spans.start) >= _SEVERAL else EMPTY
+    if len(spans.start) < _SEVERAL:
+        return EMPTY
+    begin, end = np.searchsorted(trace.device.launch_ns[launched], (spans.end[0], spans.start[-1])).tolist()
+    repeated = (~first[begin:end]).sum() >= _REPEATED * max(end - begin, 1)
+    returns = trace.window_ns[1] - spans.end[-1] <= OVER * np.diff(spans.start).max()
+    return EMPTY if repeated and returns else spans
 
 
 def _first_calls(trace: Trace) -> I64:
-    """PyTorch's convolutions and matrix products on a GPU in which cuDNN or cuBLAS loads its kernels, and cuDNN chooses
-    among them: far longer than usual, and none in the later half of them, as where shapes change and it chooses anew.
+    """PyTorch's convolutions and matrix products on a GPU in which cuDNN or cuBLAS loads its kernels, and tries none: far
+    longer than usual, and none in the later half of them, as where shapes change and it chooses anew.
     """
     host, out = trace.host, [np.empty(0, np.int64)]
     for pattern in (CONVOLUTION, _PRODUCT):
         rows = host_rows(trace, pattern) if len(trace.device) else out[0]
+        rows = rows[~contains(trials(trace)[CUDNN], trace.host.start_ns[rows])]
         length = host.end_ns[rows] - host.start_ns[rows]
         # In a first pass most are the first of a shape.
         usual = float(np.quantile(length, _USUAL)) if len(rows) else 0.0
@@ -281,9 +297,10 @@ def _uploads(trace: Trace) -> Spans:
 
 
 def _recorded(trace: Trace) -> Spans:
-    """Recordings of graphs before the first one is launched: later ones may return."""
-    launches = trace.host.start_ns[host_rows(trace, GRAPH_LAUNCH)]
-    spans = recordings(trace)[0]
+    """Recordings of graphs before the first one is launched, as later ones may return. While a GPU works, the job goes
+    on beside them."""
+    device, launches = trace.device, trace.host.start_ns[host_rows(trace, GRAPH_LAUNCH)]
+    spans = subtract(recordings(trace)[0], union(device.start_ns, device.end_ns))
     before = spans.end <= launches[0] if len(launches) else np.ones(len(spans.end), bool)
     return Spans(spans.start[before], spans.end[before])
 

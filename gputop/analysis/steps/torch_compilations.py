@@ -30,8 +30,9 @@ _REGION = re.compile(r"Torch-Compiled Region: (\d{1,9})/(\d{1,9})$")
 _CACHE_LOOKUP = r"TorchDynamo Cache Lookup$"
 _FAKE = r"PythonDispatchMode$|prims::\w"
 _TIMED = r".* \(dynamo_timed\)$"
-_KERNEL_WORDS = ("nvrtc", "fusionkernelruntime", "kernelexecutor", "compiledkernel", "triton")
-_KERNELS = (r"(?:\w+::)*Nvrtc::\w*[Cc]ompile\w*$|(?:FusionKernelRuntime|KernelExecutor|CompiledKernel)::compile\w*$|"
+_KERNEL_WORDS = ("nvrtc", "fusionkernelruntime", "fusionexecutor", "kernelexecutor", "compiledkernel", "triton")
+_KERNELS = (r"(?:\w+::)*(?:Nvrtc::\w*[Cc]ompile|nvrtcCompileProgram|"
+            r"(?:FusionKernelRuntime|FusionExecutor|KernelExecutor|CompiledKernel)::compile)\w*$|"
             r"(?:.*/)?triton/(?:compiler/compiler\.py\(\d+\): compile|runtime/jit\.py\(\d+\): _do_compile)$|"
             r"(?:.*/)?triton_heuristics\.py\(\d+\): _?precompile\w*$")
 
