@@ -215,10 +215,10 @@ def _no_gpu(trace: Trace) -> TraceNote:
         how = f"{how} " if trace.format == "nsys" and not called else ""
         return TraceNote("no_gpu", f"The trace has no GPU. {how}All time except input wait counts as host time.")
     if len(launches := host_rows(trace, LAUNCH_CALLS)):
-        how, found = _PERMISSION if called else how, counted(len(launches), "kernel launch", "es")
+        how, launched = _PERMISSION if called else how, counted(len(launches), "kernel launch", "es")
         if in_captures(trace, launches).all():
-            return TraceNote("no_gpu", f"The trace has no GPU but {found}, which graphs record and which run nothing.")
-        return TraceNote("lost_kernels", f"The trace has no GPU but {found}, so the profiler did not record the "
+            return TraceNote("no_gpu", f"The trace has no GPU but {launched}, which graphs record and which run nothing.")
+        return TraceNote("lost_kernels", f"The trace has no GPU but {launched}, so the profiler did not record the "
                                          f"kernels. {how}")
     if any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):
         how = "Run the session with trace_level=FULL_TRACE, and with CUPTI's folder in LD_LIBRARY_PATH."

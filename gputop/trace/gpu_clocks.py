@@ -90,9 +90,9 @@ def _offset(device: DeviceEvents, rows: I64, highest: int, waits: I64) -> tuple[
     halves = np.array_split(likely, 2)
     if len(first) >= MIN_EVENTS and all(half.mean() >= 0.5 for half in halves):
         return highest - _LAUNCH_NS, "an idle GPU begins right after each launch"
-    launches = np.sort(device.launch_ns[rows])
-    spans_ns = launches[-1] - launches[0], device.end_ns[rows].max() - device.start_ns[order[0]]
-    if device.start_ns[order[0]] - launches[-1] > max(*spans_ns, _NEVER_SO_LONG_NS):  # and in its queue all the time
+    launches, begin = np.sort(device.launch_ns[rows]), device.start_ns[device.gpu == device.gpu[rows[0]]].min()
+    longest_ns = max(launches[-1] - launches[0], device.end_ns[rows].max() - begin, _NEVER_SO_LONG_NS)
+    if begin == device.start_ns[order[0]] and begin - launches[-1] > longest_ns:
         return highest - _LAUNCH_NS, "the GPU begins its first work right after the launch"
     return None, "No call waits for the GPU, and launch delays differ"
 

@@ -156,7 +156,7 @@ def _judge_trials(facts: TraceFacts) -> Retracing | None:
     return Retracing(
         gpus=facts.active_numbers, share=tuning_s / facts.period_s, function=f"Kernel selection by {by}",
         tracing_s=tuning_s, count=len(again), young_s=young_s, severest="high" if young_s is None else "medium",
-        tries=by, of_parts={"compute": computing, "launch": spans.total - computing},
+        tries=by, of_parts={"compute": 1.0} if 2 * computing >= spans.total else {},
         cure=Cure(host={timeline.gpu: spans for timeline in facts.gpu_timelines},
                   scaled=((np.flatnonzero(contains(spans, device.launch_ns)), 0.0),),
                   assumes="Assumes that all calls use a kernel that has already been selected."))

@@ -37,6 +37,8 @@ from gputop.trace.lookups import how_to_mark_steps
 from gputop.trace.model import F64, I64, Kind
 from gputop.trace.threads import EXECUTOR, MAIN, lines_of
 
+_RECORD_BEFORE = ("If these are the job's first steps, this is startup. Otherwise, record the graphs of all shapes "
+                  "before the loop, and pad batches to these shapes.")
 _WORTH_NAMING = 0.01  # share of the longest work
 _OWN = 0.75  # share of a line's time in gaps: it is no line of the step
 _EQUAL_LENGTH_FACTOR = 2.0  # extra times within this factor are told as their mean, others as a range
@@ -74,6 +76,7 @@ class LongStepsFound(Verdict, frozen=True, kw_only=True):
     kernel: str | None  # whose time grew most
     lines: Sequence[StackLine] = ()  # of Python, per long step
     new_workers: bool = False  # PyTorch's DataLoader starts its workers anew in most of the extra time
+    graphs: bool = False  # CUDA graphs are recorded in most of the extra time
     loader_unseen: bool = False  # Nsight records no wait of PyTorch's for a batch
     evaluates: bool = False  # in most of the time outside of calls, by Python's functions
 
@@ -108,9 +111,9 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
     if share < limit("long_steps.share"):
         return None
     tried, in_long = trials(facts.trace), union(edges[long.indices, 0], edges[long.indices, 1])
-    tried_ns = overlap(merge(tried[CUDNN], tried[TRITON], recordings(facts.trace)[0]), in_long)
-    if tried_ns >= limit("long_steps.named") * long.more_s.sum() * 1e9:
-        return Missing("steps that are long for another reason than trials of kernels or the recording of CUDA graphs")
+    most_ns = limit("long_steps.named") * long.more_s.sum() * 1e9
+    if overlap(merge(tried[CUDNN], tried[TRITON]), in_long) >= most_ns:
+        return Missing("steps that are long for another reason than trials of kernels")
     if long.every is not None and long.every == steps_per_update(facts.trace, steps):
         return Missing(f"complete updates as steps; the optimizer runs only in one of {long.every} steps, which takes "
                        "longer as a result")
@@ -132,7 +135,8 @@ def judge_long_steps(facts: TraceFacts) -> LongStepsFound | StepsGrow | Missing 
         spans=_spans(facts, long.indices, most), work=work,
         culprits=on_host(facts, named, _outside_work(facts, long.indices), "long step"),
         kernel=_kernel(facts, long.indices, usual), lines=lines[0],
-        new_workers=overlap(new_workers(facts), in_long) >= limit("long_steps.named") * long.more_s.sum() * 1e9,
+        new_workers=overlap(new_workers(facts), in_long) >= most_ns,
+        graphs=overlap(recordings(facts.trace)[0], in_long) >= most_ns,
         loader_unseen=facts.trace.format == "nsys" and not training_loops(facts.trace),
         evaluates=_evaluates(facts, long.indices))
     if most == "input" and input_fix(facts, parts[most]).never_empty:
@@ -260,6 +264,8 @@ def _cause(v: LongStepsFound, part: str, job: Job) -> tuple[str, str, str | None
     recognized = _known_work(v)
     if v.new_workers and job.framework == "pytorch":
         return NEW_WORKERS, KEEP_WORKERS, code("input_bound", "torch")
+    if v.graphs:
+        return "recording of CUDA graphs", _RECORD_BEFORE, None
     if recognized is not None:
         kind, named = recognized
         return f"{kind.what} ({named[0].name})", kind.action, kind.code(job)

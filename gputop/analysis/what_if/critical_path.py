@@ -460,7 +460,7 @@ def _texts(trace: Trace, *parts: _Times) -> tuple[list[_Times], list[str], list[
     the texts by number."""
     lines, names = (np.unique(np.concatenate(ids)) for ids in zip(*((p.line, p.name) for p in parts), strict=True))
     out = []
-    for ids, text in ((lines, _place), (names, _name)):
+    for ids, text in ((lines, _place), (names, lambda _, name: trace.names[name][:_LONGEST_NAME] if name >= 0 else "")):
         texts = [text(trace, index) for index in ids.tolist()]
         labels = sorted(set(texts))
         number = {label: i for i, label in enumerate(labels)}
@@ -503,10 +503,6 @@ def _slack_rows(rest: _Times, room: I64, places: list[str], names: list[str]) ->
         kind, line, name = np.unravel_index(distinct[row], sizes)
         yield Slack(_KINDS[kind], names[name], places[line], int(count[row]), float(time[row]) / 1e9,
                     _seconds(least[row]))
-
-
-def _name(trace: Trace, name: int) -> str:
-    return trace.names[name][:_LONGEST_NAME] if name >= 0 else ""
 
 
 def _place(trace: Trace, index: int) -> str:

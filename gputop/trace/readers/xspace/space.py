@@ -65,7 +65,9 @@ def read_space(path: str, data: Data, watch: MemoryWatch) -> Space:
         surplus.update(plane.surplus)
     surplus["lines"] += _leave_out_lines(planes)
     errors, warnings, hosts = (
-        _texts(data, fields.pairs(which, whole=True)) for which in (_ERRORS, _WARNINGS, _HOSTNAMES))
+        [data[b:min(e, b + _MAX_TEXT_BYTES)].decode("utf-8", "replace") for b, e in zip(
+            *(s.tolist() for s in fields.pairs(which, whole=True)), strict=True)]
+        for which in (_ERRORS, _WARNINGS, _HOSTNAMES))
     kept = [plane for plane in planes if plane.name or plane.lines or plane.stats]
     if data and not (kept or errors or warnings or hosts):
         raise GputopError(f"{path} is not an XSpace: it contains no readable plane.",
@@ -108,11 +110,6 @@ def _leave_out_lines(planes: Sequence[XPlane]) -> int:
         del plane.lines[room:]
         room -= len(plane.lines)
     return surplus
-
-
-def _texts(data: Data, spans: tuple[I64, I64]) -> list[str]:
-    return [data[b:min(e, b + _MAX_TEXT_BYTES)].decode("utf-8", "replace")
-            for b, e in zip(*(s.tolist() for s in spans), strict=True)]
 
 
 def _refuse_tpus(path: str, planes: Sequence[XPlane]) -> None:
