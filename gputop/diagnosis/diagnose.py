@@ -217,7 +217,8 @@ def _no_gpu(trace: Trace) -> TraceNote:
     if len(launches := host_rows(trace, LAUNCH_CALLS)):
         how, launched = _PERMISSION if called else how, counted(len(launches), "kernel launch", "es")
         if in_captures(trace, launches).all():
-            return TraceNote("no_gpu", f"The trace has no GPU but {launched}, which graphs record and which run nothing.")
+            return TraceNote("no_gpu", f"The trace has no GPU but {launched}, which only "
+                                       "graphs record: they run nothing.")
         return TraceNote("lost_kernels", f"The trace has no GPU but {launched}, so the profiler did not record the "
                                          f"kernels. {how}")
     if any(line.name.startswith(GRAPH_EXECUTOR) for line in trace.lines):

@@ -201,7 +201,7 @@ def test_a_loop_of_jaxs_own_ops_is_the_step_where_it_repeats():
         assert find_steps(job) is None
 
 
-@pytest.mark.parametrize(("ops", "fires"), [(12, False), (24, True)])
+@pytest.mark.parametrize(("ops", "fires"), [(6, False), (12, True), (24, True)])
 def test_a_helper_that_hardly_takes_time_makes_no_loop_a_compiled_one(ops, fires):
     assert ("eager_execution" in found(helper(1, ops=ops))) == fires
 
