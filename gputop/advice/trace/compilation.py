@@ -37,7 +37,7 @@ from gputop.analysis.what_if.cure import NO_ROWS, Cure
 from gputop.core.findings import Claim, Culprit
 from gputop.text.units import percent, seconds
 from gputop.trace.host_calls import BACKWARD_NODE, GRADIENT, OPTIMIZER_CALL, within_calls
-from gputop.trace.intervals import EMPTY, Spans, contains, coverage, in_order, intersect, merge, overlap, subtract
+from gputop.trace.intervals import EMPTY, contains, coverage, in_order, intersect, merge, overlap, subtract
 from gputop.trace.lookups import Mask, computes_on_cpu, host_rows, host_stat, name_mask, spans_of
 from gputop.trace.model import I64, Trace
 from gputop.trace.threads import MAIN, lines_of

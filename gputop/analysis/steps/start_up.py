@@ -209,8 +209,8 @@ def _before_modules(trace: Trace) -> Spans:
 
 
 def _first_calls(trace: Trace) -> I64:
-    """PyTorch's convolutions and matrix products on a GPU in which cuDNN or cuBLAS loads its kernels, and tries none: far
-    longer than usual, and none in the later half of them, as where shapes change and it chooses anew.
+    """PyTorch's convolutions and matrix products on a GPU in which cuDNN or cuBLAS loads its kernels, and tries none:
+    far longer than usual, and none in the later half of them, as where shapes change and it chooses anew.
     """
     host, out = trace.host, [np.empty(0, np.int64)]
     for pattern in (CONVOLUTION, _PRODUCT):
