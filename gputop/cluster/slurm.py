@@ -174,5 +174,10 @@ class SlurmNodes:
     def _names_of(self, node: str, labels: Mapping[str, str]) -> set[str]:
         cluster = f"{labels.get(CLUSTER_LABEL, '')}/" if self._clusters else ""
         names = {labels[label] for label in NODE_LABELS if labels.get(label)} | {node.removeprefix(cluster)}
-        parts = {name: name.rpartition(":") for name in names}  # a label may end in a port
-        return {cluster + short_name(host if port.isdecimal() else name) for name, (host, _, port) in parts.items()}
+        return {cluster + short_host(name) for name in names}
+
+
+def short_host(name: str) -> str:
+    """The short name of a node in a label, which may end in a port."""
+    host, _, port = name.rpartition(":")
+    return short_name(host if port.isdecimal() else name)

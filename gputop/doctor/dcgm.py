@@ -15,7 +15,7 @@ from gputop.sources.dcgm import fields as dcgm_fields
 from gputop.sources.dcgm.bindings import INSTALL, find_bindings, find_libraries
 from gputop.sources.dcgm.connection import DEFAULT_ADDRESS, Address, CallFailed, Engine, EngineError, parse_address
 from gputop.sources.dcgm.engine_reader import reads_through_gpm
-from gputop.sources.dcgm.fields import COMPUTE_CAPABILITY, PROFILING_IDS
+from gputop.sources.dcgm.fields import COMPUTE_CAPABILITY, PROFILING_IDS, FieldValue
 from gputop.text.units import ranges
 
 _TIMEOUT_S = 1.0
@@ -105,8 +105,8 @@ def _answers(connection: Engine, target: Address, facts: DriverFacts, now_s: flo
                       "sudo dmesg | grep -i xid")
     values = connection.read(entities, PROFILING_IDS)
     held = _held_ids(connection)
-    watched = sorted({i for (_, i), value in values.items() if (held is None or i in held) and (
-        now_s - value.time_us / 1e6 < _RECENT_S if value.time_us else value.code == dcgm_fields.NO_DATA)})
+    watched = sorted({i for (_, i), value in values.items()
+                      if _is_watched(value, now_s) and (held is None or i in held)})
     if watched:
         names = ""
         with contextlib.suppress(EngineError):  # only a courtesy
@@ -162,3 +162,9 @@ def _profiling(connection: Engine, gpus: Sequence[int]) -> tuple[list[int], dict
         else:
             able.append(gpu)
     return able, reasons
+
+
+def _is_watched(value: FieldValue, now_s: float) -> bool:
+    if value.time_us:  # a value or a blank
+        return now_s - value.time_us / 1e6 < _RECENT_S
+    return value.code == dcgm_fields.NO_DATA

@@ -88,8 +88,7 @@ def servers(facts: DriverFacts, root: Path, find: Callable[[], Discovery] | None
     answering = (*discovery.servers, *kineto_jobs.servers)
     parents = {server.pid: _ancestors(proc, server.pid) for server in answering}
     jobs = facts.pids or TrainingProcesses(proc).find()  # without a GPU
-    lacking = [pid for pid in jobs if pid != os.getpid() and (name := text_of(proc / str(pid) / "comm"))
-               and not name.startswith(_SERVICES) and not _served(proc, pid, parents)]
+    lacking = [pid for pid in jobs if _is_job(proc, pid) and not _served(proc, pid, parents)]
     unseen = sum(not (proc / str(pid)).exists() for pid in facts.pids)
     id_, title = "profiler_servers", "Profiler servers"
     notes = "".join(f" {note}" for note in discovery.notes)
@@ -122,6 +121,11 @@ def attached(address: str) -> Result:
     except GputopError as error:
         return Result("fail", f"{address}: {error.in_one_line}", f"{_SERVE_TF}\n{_SERVE_JAX}")
     return Result("ok", f"{address} answers in {round_trip_s * 1e3:.1f} ms")
+
+
+def _is_job(proc: Path, pid: int) -> bool:
+    name = text_of(proc / str(pid) / "comm")
+    return bool(name) and not name.startswith(_SERVICES) and pid != os.getpid()
 
 
 def _ancestors(proc: Path, pid: int) -> list[int]:

@@ -97,8 +97,7 @@ def halt_of(pid: int, proc: Path = Path("/proc")) -> Halt | None:
         return None
     if stat.state in ("Z", "X"):
         return Halt("ended", f"has ended, but its parent (pid {stat.parent}) has not reaped it (a zombie)")
-    sleeps_in = printable(read_or_empty(f"{proc}/{pid}/wchan").decode("ascii", "replace"))[:_NAME_CHARS]
-    sleeps_in = "" if sleeps_in == "0" else sleeps_in
+    sleeps_in = _sleeps_in(pid, proc)
     if sleeps_in in _FREEZERS:
         return Halt("frozen", "is frozen by its control group: use docker unpause or scontrol resume, or write 0 to "
                               "the group's cgroup.freeze")
@@ -120,6 +119,11 @@ def ended_siblings(pids: list[int], everybody: list[int], proc: Path = Path("/pr
     parents = {stat.parent for pid in pids if (stat := stat_of(pid, proc)) is not None and stat.parent > 1}
     return [pid for pid in everybody if (stat := stat_of(pid, proc)) is not None and stat.state == "Z"
             and stat.parent in parents and stat.name.startswith(b"python")]
+
+
+def _sleeps_in(pid: int, proc: Path) -> str:
+    text = printable(read_or_empty(f"{proc}/{pid}/wchan").decode("ascii", "replace"))[:_NAME_CHARS]
+    return "" if text == "0" else text
 
 
 def _tracer(pid: int, proc: Path) -> int:

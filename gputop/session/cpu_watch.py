@@ -126,9 +126,10 @@ class _Job:
         """The shares of its threads, without those of the profiler that have work; None: not known."""
         shares = self._last_times.since(self._first_times)
         return None if shares is None else [share for thread, share in shares.items()
-                                            if share.ready < _HAS_WORK or read_or_empty(
-                                                f"{self._root}/proc/{self._pid}/task/{thread}/comm").rstrip(b"\n")
-                                            != _PROFILER]
+                                            if share.ready < _HAS_WORK or not self._is_profilers(thread)]
+
+    def _is_profilers(self, thread: str) -> bool:
+        return read_or_empty(f"{self._root}/proc/{self._pid}/task/{thread}/comm").rstrip(b"\n") == _PROFILER
 
     def _age_s(self, start_ticks: int) -> float | None:
         try:

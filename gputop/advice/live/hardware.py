@@ -12,7 +12,7 @@ from gputop.advice.registry import limit, source
 from gputop.advice.verdict import NO_TIME, Explanation, Missing, Verdict
 from gputop.core.findings import Severity
 from gputop.core.samples import LOST, NOT_RESPONDING, OK, GpuSample
-from gputop.core.xid import APPLICATION, DRIVER, HARDWARE, UNKNOWN, explain
+from gputop.core.xid import APPLICATION, DRIVER, HARDWARE, UNKNOWN, Xid, explain
 
 _SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 _DMESG = "sudo dmesg | grep -i xid"
@@ -120,14 +120,18 @@ def _xids(view: NodeView) -> Iterable[_Fault]:
                     "xid_age_s": view.sample.time_s - max(time_s for _, time_s in here)}
         blame = "unknown origin" if meaning.fault == UNKNOWN else f"mostly the {meaning.fault}'s fault"
         yield _Fault(
-            "low" if meaning.number == _KILLED else
-            "medium" if meaning.goes_on or meaning.fault in (APPLICATION, UNKNOWN) else "high",
-            tuple(sorted({index for index, _ in here})),
+            _xid_severity(meaning), tuple(sorted({index for index, _ in here})),
             f"reported Xid {number}: {meaning.meaning}",
             f"The driver reported this Xid {len(here)}× in the last "
             f"{limit('hardware_error.xid_window_s') / 60:.0f} minutes; {blame}.",
             meaning.action, evidence, _XID,  # one that fell off the bus, say, cannot be reset
             reset=meaning.fault in (HARDWARE, DRIVER) and not meaning.goes_on and "reset" in meaning.action.lower())
+
+
+def _xid_severity(meaning: Xid) -> Severity:
+    if meaning.number == _KILLED:
+        return "low"
+    return "medium" if meaning.goes_on or meaning.fault in (APPLICATION, UNKNOWN) else "high"
 
 
 # -- memory ---------------------------------------------------------------------------------------
