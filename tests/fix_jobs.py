@@ -19,7 +19,7 @@ step = 100; epoch = 5; batch_size = steps = epochs = 2; length = 5; vocabulary =
 folder = logdir = "logs"; losses = []; outputs = []; rate = 0.1; steps_left = iter([True, False])
 class Training:
     def __bool__(self): return next(steps_left)
-training = Training()
+training = running = Training()
 save = log = lambda *values: None
 """
 _JOBS = {
@@ -60,7 +60,7 @@ metrics = {"loss": jnp.float32(1)}; bucket = 8; right = 0; labels = jnp.array([0
 learning_rate = 0.1; table = jnp.ones((5, 2)); ids = jnp.array([1]); make_batch = lambda: batch
 if "lax.scan(train_step" in CODE:
     batches = jnp.ones((2, 4, 3)); train_step = lambda state, batch: (state, batch.sum())
-if "ThreadPoolExecutor" in CODE: train_step = lambda batch: None
+if "ThreadPoolExecutor" in CODE: run_step = lambda batch: None
 with contextlib.suppress(ImportError): import optax; optimizer = optax.sgd(0.1); state = optimizer.init(params)
 with contextlib.suppress(ImportError): import orbax.checkpoint as ocp; folder = os.path.abspath("saved")
 with contextlib.suppress(ImportError):

@@ -46,8 +46,8 @@ def framework_of(block: _Block) -> str:
         return "pytorch"
     if re.search(r"\btf\.|keras|model\.(?:fit|compile|predict)|\bds\b|strategy|compute_loss", text):
         return "tensorflow"
-    return "jax" if re.search(r"jax|jnp|\bjit\b|ocp\.|losses\.append\(loss\)|PartitionSpec|train_step|grain|to_host_as",
-                              text) else "pytorch"
+    of_jax = r"jax|jnp|\bjit\b|ocp\.|losses\.append\(loss\)|PartitionSpec|(?:train|run)_step|grain|to_host_as"
+    return "jax" if re.search(of_jax, text) else "pytorch"
 
 
 def run_in(python: str, framework: str) -> None:

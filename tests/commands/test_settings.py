@@ -279,7 +279,7 @@ def test_root_obeys_no_settings_and_rules_in_the_home_of_another_user(
     assert err.count(why) == 1 and "uses the defaults" in err
     assert main(["rules", "list"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "rules.toml" in line]
-    assert len(said) == 1 and "gputop ignores" in said[0] and why in said[0]
+    assert len(said) == 1 and "is not read" in said[0] and why in said[0]
 
 
 def test_settings_that_somebody_else_wrote_are_not_used(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

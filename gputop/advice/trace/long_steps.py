@@ -56,7 +56,7 @@ _PARTS = {
 }
 _IN_ROUNDS = ("Batches of a DataLoader with {} workers come in such rounds, and Nsight does not record the wait for "
               "batches: if the loader has this many workers, add workers or make samples cheaper.")
-_EVALUATION = ("an evaluation", "Evaluate less often or on fewer batches, if the results allow it. A job's first "
+_EVALUATION = ("an evaluation", "Evaluate less often or on less data, if the results allow it. A job's first "
                "evaluation also compiles its function.", None)
 _BY_CHANCE = "a second such step, because a thread may have to wait that long for a CPU once"
 _HOST = ("host", "launch", "idle")

@@ -77,11 +77,9 @@ def host_spans(trace: Trace, host: str, *, runs_eagerly: bool, rank: int | None 
     runs = host_rows(trace, XLA_RUN)
     runs = runs[not_input[runs]]
     traced, called = _calls(trace, main)
-    jax, is_own = outer_calls(trace), own_ops(trace)
-    jax = jax[here[trace.host.line[jax]]]
-    of_jax, functions_of_jax = jax[is_own[trace.host.name[jax]]], jax[~is_own[trace.host.name[jax]]]
+    of_jax, functions_of_jax = _calls_of_jax(trace, here)
     if len(functions_of_jax) and not runs_eagerly:  # such ops are what Python does between the steps
-        called = called[~is_own[trace.host.name[called]]]
+        called = called[~own_ops(trace)[trace.host.name[called]]]
     begun = _first_runs(trace, here, ops, runs, not_input) if len(traced) else traced
     xla = np.array([bool(_XLA_THREAD.match(line.name)) for line in trace.lines], bool)
     executing = np.flatnonzero((here & xla).take(trace.host.line))
@@ -185,6 +183,14 @@ def _tracing(trace: Trace, here: Mask, calls: I64, begun: I64) -> Spans:
     after = np.where(inside, built, start)
     first = np.append(begun, np.iinfo(np.int64).max)[np.searchsorted(begun, after)]
     return union(start, np.where(first <= end, first, np.where(inside, after, end)))
+
+
+def _calls_of_jax(trace: Trace, here: Mask) -> tuple[I64, I64]:
+    """Rows of calls of JAX's own ops, and of the user's jitted functions."""
+    rows = outer_calls(trace)
+    rows = rows[here[trace.host.line[rows]]]
+    is_op = own_ops(trace)[trace.host.name[rows]]
+    return rows[is_op], rows[~is_op]
 
 
 def _innermost(trace: Trace, rows: I64) -> I64:
