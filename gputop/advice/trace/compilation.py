@@ -355,8 +355,8 @@ def _eager_in_jax(v: EagerExecution, job: Job, evidence: Mapping[str, float]) ->
             f"the {job.basis}.",
         evidence=evidence,
         action=("Wrap the whole function that the loop calls in a single jax.jit; currently each JAX op is compiled "
-                "separately." if everything else "Wrap the whole update in a single jax.jit: data augmentation, "
-                "gradients, optimizer update, apply_updates, and metrics."),
+                "separately." if everything else "Wrap the whole update in a single jax.jit: gradients, optimizer "
+                "update, apply_updates, and metrics."),
         snippet=code("eager_execution", "jax" if everything else "jax-update"),
         source=source("eager_execution.share"))
 
