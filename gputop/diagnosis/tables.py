@@ -54,10 +54,11 @@ def _kernels(analysis: Analysis, by_op: bool) -> Table:
     each = " for each GPU that runs the kernel" if by.gpus > 1 else ""
     note = f"Times and counts {by.text(by_gpu=False)}{each}. tensor: share of the time on tensor cores."
     note += f" occup.: occupancy, {kernels.occupancy_is}." if kernels.occupancy_is else ""
-    if not by_op and kernels.time_s:
-        half, unknown = (sum(r.time_s * r.types.get(name, 0.0) for r in kernels.by_name for name in names)
-                         / kernels.time_s for names in (("fp16", "bf16"), ("unknown",)))
-        note += f" In 16 bits: {percent(half)} of the time of all kernels (unknown: {percent(unknown)})."
+    computing = [r for r in kernels.by_name if not r.collective] if not by_op else []
+    if (time_s := sum(r.time_s for r in computing)) > 0:
+        half, unknown = (sum(r.time_s * r.types.get(name, 0.0) for r in computing for name in names) / time_s
+                         for names in (("fp16", "bf16"), ("unknown",)))
+        note += f" In 16 bits: {percent(half)} of the kernels' time without collectives (unknown: {percent(unknown)})."
     return Table(name, columns, rows, empty, note if rows else "", commands={
         r.name.removeprefix("void "): r.ncu for r in table or () if r.ncu})
 

@@ -33,7 +33,7 @@ def text(b: Builder, width: int = 100) -> str:
 def test_kernels_by_time_with_type_and_occupancy():
     lines = text(job()).splitlines()
     at = next(i for i, line in enumerate(lines) if line.endswith("  kernel"))
-    assert "occup.: occupancy, theoretical. In 16 bits: 86% of the time" in " ".join(lines[at - 2:at])
+    assert "occup.: occupancy, theoretical. In 16 bits: 100% of the kernels" in " ".join(lines[at - 2:at])
     assert " ".join(lines[at + 1].split()) == "86% 300 µs 1 300 µs bf16 100% 0-2 ampere_bf16_s16816gemm<layout>"
     assert " ".join(lines[at + 2].split()) == f"14% 50.0 µs 1 50.0 µs N/A N/A 0-2 {NCCL}"
     assert lines[at + 4].split()[:4] == ["op", "types", "MatMul", "86%,"]
