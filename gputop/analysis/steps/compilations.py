@@ -17,7 +17,7 @@ TRACING = r"tf\.function-graph_building$"
 PJIT = r"PjitFunction\("  # JAX's call of a jitted function
 # XLA's passes over the program of a function of JAX, once for each compilation on a CPU.
 _MODULE = re.compile(r"HLO passes through layout assignment \(jit_(.+)\)$")
-OVER = 2  # times the longest distance between two builds, without one: it does not return. gputop's own figure
+OVER = 2  # times the longest distance between two of what returns, without one: it does not. gputop's own figure
 _FIRST_RUN = 2.0  # times a usual call. gputop's own figure
 _NO_ROWS = np.empty(0, np.int64)
 AGAIN = 2  # calls in which one function is built: once may be for another shape, as the last batch of an epoch

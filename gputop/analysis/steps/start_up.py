@@ -10,7 +10,16 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gputop.analysis.steps.compilations import CONVOLUTION, CUDNN, TRACING, builds, function_name, rebuilt, trials
+from gputop.analysis.steps.compilations import (
+    CONVOLUTION,
+    CUDNN,
+    OVER,
+    TRACING,
+    builds,
+    function_name,
+    rebuilt,
+    trials,
+)
 from gputop.analysis.steps.torch_compilations import (
     built_again,
     compiling,
@@ -51,7 +60,6 @@ _API_WAITS = (r"(?:cuda|hip|cu)\w*(?:Launch|Record|Wait|Memcpy|Memset|Synchroniz
 _AT_ONCE = r"(?:cuda|hip|cu)\w*(?:Memset|Malloc|MemAlloc)\w*Async"  # they wait for room in the queue at most
 _BEGINS = r"cu(?:ModuleGetLoadingMode|Init|DevicePrimaryCtxSetFlags\w*)$"  # what CUDA's runtime or OpenMP calls first
 _API_KEEPS = r"\w*(?:[Aa]lloc|Register|MemCreate|MemMap|Free)"  # it reserves or frees memory
-_OVER = 2  # times the longest time between two pauses, without one: they do not come back
 _SEVERAL = 3  # pauses: of fewer each may be any. gputop's own figure
 _PARAMETERS = 20  # copies. gputop's own figure
 _FEW_LAUNCHES = 20  # of kernels: of fewer none waits for a full queue, and each may be a first one
@@ -204,7 +212,7 @@ def _before_modules(trace: Trace) -> Spans:
         return EMPTY
     begin, end = np.searchsorted(trace.device.launch_ns[launched], (spans.end[0], spans.start[-1])).tolist()
     repeated = (~first[begin:end]).sum() >= _REPEATED * max(end - begin, 1)
-    returns = trace.window_ns[1] - spans.end[-1] <= _OVER * np.diff(spans.start).max()
+    returns = trace.window_ns[1] - spans.end[-1] <= OVER * np.diff(spans.start).max()
     return EMPTY if repeated and returns else spans
 
 
